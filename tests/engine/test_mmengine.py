@@ -126,12 +126,22 @@ def test_each_of_mmengines_hooks_works_or_is_refused():
         assert f"| `{name}` | {'works' if name in works else 'refused'} |" in TABLE
 
 
+def test_without_a_class_of_the_users_nothing_is_made_that_only_mmengine_reads(make_runner, monkeypatch):
+    """The visualizer would import matplotlib, and the hub would be updated at every step."""
+    monkeypatch.setattr(Line, "__module__", "exp.line")
+    runner = make_runner(max_epochs=2, schedulers=[{"type": "ExponentialLR", "gamma": 0.5, "by_epoch": True}])
+    runner.train()
+    assert not {"cfg", "default_scope", "message_hub", "visualizer"} & {*vars(runner)}
+    assert runner.optim_wrapper.get_lr()["lr"] == [0.05]
+    assert read_checkpoint(list_checkpoints(runner.saving.folder)[0])["message_hub"] == {}
+
+
 def test_all_that_work_do_so_together(make_runner):
     """In two epochs of 16 steps, and a test; what they do to the weights: tests/behaviour/test_hooks.py."""
     hooks = build_hooks(WORK, "mse", greater_is_better=False)
     runner = make_runner(max_epochs=2, log_every=4, hooks=hooks)
     runner.train()
-    content, runner.tested = runner.saving.tested(runner)
+    content, runner.tested = runner.saving.select_test_weights(runner)
     assert runner.test(content)["mse"] == runner.tested["validation"]["mse"]  # the same data here
     assert "traceEvents" in (Path(runner.work_dir) / "profile.json").read_text()
     hub = runner.message_hub

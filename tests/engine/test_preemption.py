@@ -28,7 +28,7 @@ class Rank(threading.Thread):
         session = SimpleNamespace(info=info, distributed=ranks, store=store)
         self.told, self.hook = told, PreemptionHook(session, SimpleNamespace(save=self.save))
 
-    def save(self, _, step, validation_due, waits) -> None:
+    def save(self, _, step, validation_due, wait) -> None:
         self.saved = step, validation_due, self.batches
 
     def sum(self, value):

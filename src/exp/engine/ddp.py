@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mmengine.model import MMDistributedDataParallel
-from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,10 +68,7 @@ def data_parallel_class(kind: str, backend: Backend) -> Any:
     base = backend.collectives.ddp_class
     if kind == "mmddp" and base is DistributedDataParallel:
         return MMDistributedDataParallel
-    # MMEngine unwraps models only of registered wrapper classes.
-    ddp = type(base.__name__, (TrainStep, base), {"__module__": base.__module__})
-    MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
-    return ddp
+    return type(base.__name__, (TrainStep, base), {"__module__": base.__module__})
 
 
 def awaited_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

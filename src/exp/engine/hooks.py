@@ -10,10 +10,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence
 
-import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
-from mmengine.logging import HistoryBuffer
 
 from exp import console
 from exp.data.loader import tensors_of
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 _MOST_METRICS = 4  # metrics of a validation on the terminal; metrics.jsonl has all
-_HISTORY_LENGTH = 1000  # values of a scalar that the message hub keeps, since it copies them all at each update
 _NEAR_ZERO = 0.01  # as a share of the first loss
 
 
@@ -246,18 +243,13 @@ class MetricsHook(Hook):
             )
 
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
-        """Append a line to ``metrics.jsonl``; pass values to visualizer and trackers, and losses to the message hub."""
+        """Append a line to ``metrics.jsonl``; pass values to trackers, and to what MMEngine's classes share."""
         scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
-        # If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
-        if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks):
-            for name, value in scalars.items():
-                runner.message_hub.log_scalars.setdefault(name, HistoryBuffer(max_length=_HISTORY_LENGTH))
-                runner.message_hub.update_scalar(name, value, resumed=False)
+        runner.share_scalars(split, scalars, step)
         if runner.distributed_group.is_main:
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
             with self.path.open("a", encoding="utf-8") as file:  # closed, so that other machines see the line (NFS)
                 file.write(to_json({**record, "units": units} if units else record) + "\n")
-            runner.visualizer.add_scalars(scalars, step=step)
             for reporter in runner.session.reporters:
                 reporter.log({name: float(value) for name, value in scalars.items()}, step)
 

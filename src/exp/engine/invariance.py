@@ -36,17 +36,21 @@ _TOLERANCE = 1e-3
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def has_user_loss(model: nn.Module) -> bool:
-    """Whether a part of a model, such as a head or a loss, is a user's, and no part has ``loss_is_mean = False``.
+def has_user_part(model: nn.Module) -> bool:
+    """Whether a part of a model, such as a head or a loss, is a user's.
 
     Parts are its modules, and the functions and objects that these hold.
 
     Args:
         model: the model, not wrapped.
     """
-    modules = [*model.modules()]
-    of_user = any(qualified_name(part).partition(".")[0] not in _KNOWN for module in modules for part in _parts(module))
-    return of_user and all(getattr(module, "loss_is_mean", True) for module in modules)
+    parts = (part for module in model.modules() for part in _parts(module))
+    return any(qualified_name(part).partition(".")[0] not in _KNOWN for part in parts)
+
+
+def has_user_loss(model: nn.Module) -> bool:
+    """Whether a part of a model is a user's, and no part has ``loss_is_mean = False``."""
+    return has_user_part(model) and all(getattr(module, "loss_is_mean", True) for module in model.modules())
 
 
 def _parts(module: nn.Module) -> Iterator[Any]:

@@ -8,25 +8,40 @@ docs/extend/hooks.md has the whole table.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import mmengine.hooks
+import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.logging import MMLogger
-from mmengine.registry import HOOKS, MODELS, VISBACKENDS, Registry
+from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
+from mmengine.registry import HOOKS, MODEL_WRAPPERS, MODELS, VISBACKENDS, DefaultScope, Registry
 from mmengine.runner import get_priority
-from mmengine.visualization import BaseVisBackend
+from mmengine.visualization import BaseVisBackend, Visualizer
 from omegaconf import OmegaConf
 
 from exp.config.check import REFUSED, refused_hook
-from exp.config.resolve import check_arguments, create, instantiate, resolve, without_scope
-from exp.errors import ConfigError, UnavailableError, nearest
+from exp.config.resolve import check_arguments, create, instantiate, is_exp_class, resolve, without_scope
+from exp.engine.checkpoint.files import to_plain
+from exp.engine.invariance import has_user_part
+from exp.engine.wrapper import unwrapped
+from exp.errors import ConfigError, UnavailableError, nearest, qualified_name
 
 if TYPE_CHECKING:
+    from exp.engine.loops import TrainLoop
     from exp.session import Session
+
+
+logger = logging.getLogger(__name__)
+
+_HISTORY_LENGTH = 1000  # values of a scalar that the message hub keeps, since it copies them all at each update
+# Keys of the message hub that RuntimeInfoHook and IterTimerHook write again; all others are state of the user's hooks.
+_RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_meta", "loop_stage", "epoch", "iter",
+                 "max_epochs", "max_iters", "eta"}  # fmt: skip
 
 
 def rank_logger(session: Session) -> MMLogger:
@@ -104,6 +119,159 @@ class CountersHook(mmengine.hooks.RuntimeInfoHook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Do nothing, in particular do not read the losses."""
+
+
+class RunnerInterface:
+    """What hooks of MMEngine find in their ``runner``: its attributes, and how it calls them.
+
+    The Trainer does not inherit MMEngine's Runner. Hooks use about twenty public names of a runner, and the Trainer has
+    these (docs/extend/hooks.md). The rest of the Runner supports one vendor's devices only, or reads from the device at
+    every step.
+
+    Attributes:
+        shares_state: whether message hub, visualizer, scope and configuration are kept for classes of MMEngine's: if
+            there are hooks, plugins, a model or visualization backends of the user's. Nobody else reads them.
+    """
+
+    launcher = "none"
+    timestamp = "logs"  # as in MMEngine, log_dir is work_dir/<timestamp>
+    _resume = False  # the name that MMEngine's EMAHook reads
+
+    session: Session
+    model: torch.nn.Module
+    work_dir: str
+    experiment_name: str
+    train_loop: TrainLoop
+
+    def share_with_mmengine(self, hooks: Sequence[Hook]) -> None:
+        """Make what MMEngine's classes share, if a class of the user's may ask for it; builds the loggers.
+
+        Args:
+            hooks: the user's hooks.
+
+        Raises:
+            ConfigError: a visualization backend is unknown, or does not take its settings.
+        """
+        self.hooks: list[Hook] = []
+        self._dispatch: dict[str, list[Any]] = {}
+        self._vis_backends = build_loggers(self.session)
+        bare = unwrapped(self.model)
+        used = hooks or self.session.config.plugins or self._vis_backends
+        self.shares_state = bool(used) or not is_exp_class(bare) or has_user_part(bare)
+        if not self.shares_state:
+            return
+        # Made now, since MMEngine's classes ask for the current instance.
+        assert self.default_scope is not None
+        assert self.message_hub is not None
+        assert self.visualizer is not None
+        if bare is not self.model:  # MMEngine's hooks unwrap models of registered classes only
+            wrapper = type(self.model)
+            MODEL_WRAPPERS.register_module(name=qualified_name(self.model), module=wrapper, force=True)
+        if not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in hooks):
+            self.register_hook(CountersHook())
+
+    @functools.cached_property
+    def cfg(self) -> Config:
+        """A copy of the configuration."""
+        return Config(OmegaConf.to_container(self.session.config, resolve=True))
+
+    @functools.cached_property
+    def default_scope(self) -> DefaultScope:
+        """The scope of registered names."""
+        return DefaultScope.get_instance(self.experiment_name, scope_name="mmengine")
+
+    @functools.cached_property
+    def message_hub(self) -> MessageHub:
+        """Counters, losses and metrics, and the state of the user's hooks."""
+        return MessageHub.get_instance(self.experiment_name)
+
+    @functools.cached_property
+    def visualizer(self) -> Visualizer:
+        """Writes scalars and pictures to the visualization backends; makes a figure, so it imports matplotlib."""
+        backends = self._vis_backends or None
+        visualizer = Visualizer.get_instance(self.experiment_name, vis_backends=backends, save_dir=self.work_dir)
+        visualizer.add_config(self.cfg)
+        return visualizer
+
+    def share_scalars(self, split: str, scalars: Mapping[str, float], step: int) -> None:
+        """Pass the values of a log line to the visualizer, on rank 0, and those of training to the message hub.
+
+        If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
+        """
+        if not self.shares_state:
+            return
+        if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in self.hooks):
+            for name, value in scalars.items():
+                self.message_hub.log_scalars.setdefault(name, HistoryBuffer(max_length=_HISTORY_LENGTH))
+                self.message_hub.update_scalar(name, value, resumed=False)
+        if self.session.distributed.is_main:
+            self.visualizer.add_scalars(scalars, step=step)
+
+    def message_hub_state(self) -> dict[str, Any]:
+        """The state of the user's hooks in the message hub, as far as it is plain data, for checkpoints."""
+        state: dict[str, Any] = {}
+        for key, value in self.message_hub.state_dict()["runtime_info"].items() if self.shares_state else ():
+            try:
+                state.update({} if key in _RUNTIME_INFO else {key: to_plain(value)})
+            except TypeError as error:
+                logger.warning("message hub: %s is not resumed: %s", key, error)
+        return state
+
+    @property
+    def iter(self) -> int:
+        """Optimizer steps completed. A property, because hooks ask for it several times a step."""
+        return self.train_loop.iter
+
+    def __getattr__(self, name: str) -> Any:
+        """Further attributes of the loops: ``epoch``, ``max_iters``, ``val_dataloader`` and so on.
+
+        Raises:
+            AttributeError: there is no such attribute.
+        """
+        split, _, last = name.partition("_")
+        if name in ("epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
+            return getattr(self.train_loop, name)
+        if split in ("train", "val", "test") and last in ("dataloader", "evaluator"):
+            return getattr(getattr(self, f"{split}_loop"), last, None)
+        raise AttributeError(f"{type(self).__name__} has no {name}; see docs/extend/hooks.md")
+
+    def register_hook(self, hook: Hook, priority: Any = None) -> None:
+        """Add a hook, after those of the same priority."""
+        if priority is not None:
+            hook.priority = priority
+        rank = get_priority(hook.priority)
+        position = next(
+            (index for index, registered in enumerate(self.hooks) if get_priority(registered.priority) > rank), None
+        )
+        self.hooks.insert(len(self.hooks) if position is None else position, hook)
+        self._dispatch.clear()
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Call the hooks that override the method ``fn_name``; most hooks override few.
+
+        Args:
+            fn_name: name of the method, such as ``before_train``.
+            **kwargs: arguments of the method besides the runner.
+        """
+        calls = self._dispatch.get(fn_name)
+        if calls is None:
+            having_method = [hook for hook in self.hooks if hasattr(hook, fn_name)]
+            stages = (fn_name,) if fn_name in Hook.stages else ()
+            calls = [
+                getattr(hook, fn_name) for hook in having_method if set(hook.get_triggered_stages()).issuperset(stages)
+            ]
+            self._dispatch[fn_name] = calls
+        for call in calls:
+            call(self, **kwargs)
+
+    def user_hooks_overriding(self, *stages: str) -> list[str]:
+        """Class names of the hooks that override one of the stages and are not the engine's own.
+
+        At ``before_save_checkpoint`` a hook may change the weights in the checkpoint; at ``before_val`` it may replace
+        those of the model.
+        """
+        user_hooks = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
+        return [type(hook).__name__ for hook in user_hooks if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
 
 class SyncBuffersHook(Hook):

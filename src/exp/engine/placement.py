@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from exp.config.resolve import check_arguments, instantiate, resolve, to_plain
@@ -70,14 +69,12 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
             model, **options, all_reduce=backend.collectives.all_reduce, group=session.distributed.cpu_group
         )
     wrapped = wrapper.wrap(model, backend, device)
-    if wrapped is not model:
-        if own_step and not hasattr(wrapped, "exchange_gradients"):
-            raise ConfigError(
-                f"wrapper={config.kind}: {qualified_name(model)} has a train_step of its own, which "
-                f"{qualified_name(wrapped)} does not run; use wrapper=ddp, or give the wrapper exchange_gradients() "
-                "(docs/extend/add-a-task.md)"
-            )
-        MODEL_WRAPPERS.register_module(name=qualified_name(wrapped), module=type(wrapped), force=True)  # see wrap()
+    if wrapped is not model and own_step and not hasattr(wrapped, "exchange_gradients"):
+        raise ConfigError(
+            f"wrapper={config.kind}: {qualified_name(model)} has a train_step of its own, which "
+            f"{qualified_name(wrapped)} does not run; use wrapper=ddp, or give the wrapper exchange_gradients() "
+            "(docs/extend/add-a-task.md)"
+        )
     return wrapped
 
 

@@ -1,8 +1,6 @@
 """The Trainer, which MMEngine's hooks use as their runner, and the content of its checkpoints.
 
-The Trainer does not inherit MMEngine's Runner. Hooks use about twenty public names of a runner, and the Trainer has
-these (docs/extend/hooks.md). The rest of the Runner supports one vendor's devices only, or reads from the device at
-every step.
+What hooks of MMEngine find in it is in :class:`exp.engine.mmengine.RunnerInterface`.
 """
 
 from __future__ import annotations
@@ -11,24 +9,18 @@ import logging
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import torch
-from mmengine.config import Config
-from mmengine.hooks import Hook, ParamSchedulerHook, RuntimeInfoHook
-from mmengine.logging import MessageHub
-from mmengine.registry import DefaultScope
-from mmengine.runner import get_priority
-from mmengine.visualization import Visualizer
+from mmengine.hooks import Hook, ParamSchedulerHook
 from omegaconf import OmegaConf
 
 from exp.config.diff import training_config
 from exp.data.loader import to_device
 from exp.distributed import rng_state
-from exp.engine.checkpoint.files import to_plain
 from exp.engine.checkpoint.policy import CheckpointHook
 from exp.engine.checkpoint.shards import load_shards
 from exp.engine.checkpoint.writer import CheckpointWriter
 from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook
 from exp.engine.loops import EvalLoop, TrainLoop
-from exp.engine.mmengine import CountersHook, build_loggers, rank_logger
+from exp.engine.mmengine import RunnerInterface, rank_logger
 from exp.engine.optim import build_schedulers
 from exp.engine.preemption import PreemptionHook
 from exp.engine.wrapper import is_sharded, unwrapped
@@ -42,12 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Keys of the message hub that RuntimeInfoHook and IterTimerHook write again; all others are state of the user's hooks.
-_RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_meta", "loop_stage", "epoch", "iter",
-                 "max_epochs", "max_iters", "eta"}  # fmt: skip
 
-
-class Trainer:
+class Trainer(RunnerInterface):
     """Trains and tests one model on the session's device; the ``runner`` of MMEngine's hooks.
 
     Args:
@@ -63,10 +51,6 @@ class Trainer:
     Raises:
         ConfigError: a scheduler or a visualization backend is unknown, or does not take its settings.
     """
-
-    launcher = "none"
-    timestamp = "logs"  # as in MMEngine, log_dir is work_dir/<timestamp>
-    _resume = False  # the name that MMEngine's EMAHook reads
 
     def __init__(
         self,
@@ -89,82 +73,19 @@ class Trainer:
         for loop in filter(None, (val_loop, test_loop)):
             loop.runner = self
         self.losses = LossMeter()
-        self.cfg = Config(OmegaConf.to_container(session.config, resolve=True))
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
-        self.experiment_name = name = session.unique_name
-        self.default_scope = DefaultScope.get_instance(name, scope_name="mmengine")
-        self.logger = rank_logger(session)
-        self.message_hub = MessageHub.get_instance(name)
-        backends = build_loggers(session) or None
-        self.visualizer = Visualizer.get_instance(name, vis_backends=backends, save_dir=self.work_dir)
-        self.visualizer.add_config(self.cfg)
+        self.experiment_name, self.logger = session.unique_name, rank_logger(session)
+        self.share_with_mmengine(hooks)
         schedulers: Any = OmegaConf.to_container(session.config.schedule.param_scheduler, resolve=True)
         self.param_schedulers = build_schedulers(schedulers, self)
-        self.hooks: list[Hook] = []
-        self._dispatch: dict[str, list[Any]] = {}
         metric_args = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
         self.metrics_hook, self.checkpoints = MetricsHook(session), CheckpointHook(session, *metric_args)
-        # If the user names RuntimeInfoHook, it replaces CountersHook.
-        engine_hooks: list[Hook] = [] if any(type(hook) is RuntimeInfoHook for hook in hooks) else [CountersHook()]
-        engine_hooks += [
-            ParamSchedulerHook(),
-            self.metrics_hook,
-            self.checkpoints,
-            PreemptionHook(session, self.checkpoints),
-        ]
+        engine_hooks = [ParamSchedulerHook(), self.metrics_hook, self.checkpoints]
+        engine_hooks += [PreemptionHook(session, self.checkpoints)]
         engine_hooks += [OverfitHook()] if session.config.debug.overfit else []
         for hook in (*engine_hooks, *hooks):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)), session.run_id)
-
-    # -- the interface of a runner, for hooks -----------------------------------------------------------------------
-
-    @property
-    def iter(self) -> int:
-        """Optimizer steps completed. A property, because hooks ask for it several times a step."""
-        return self.train_loop.iter
-
-    def __getattr__(self, name: str) -> Any:
-        """Further attributes of the loops: ``epoch``, ``max_iters``, ``val_dataloader`` and so on.
-
-        Raises:
-            AttributeError: there is no such attribute.
-        """
-        split, _, last = name.partition("_")
-        if name in ("epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
-            return getattr(self.train_loop, name)
-        if split in ("train", "val", "test") and last in ("dataloader", "evaluator"):
-            return getattr(getattr(self, f"{split}_loop"), last, None)
-        raise AttributeError(f"{type(self).__name__} has no {name}; see docs/extend/hooks.md")
-
-    def register_hook(self, hook: Hook, priority: Any = None) -> None:
-        """Add a hook, after those of the same priority."""
-        if priority is not None:
-            hook.priority = priority
-        rank = get_priority(hook.priority)
-        position = next(
-            (index for index, registered in enumerate(self.hooks) if get_priority(registered.priority) > rank), None
-        )
-        self.hooks.insert(len(self.hooks) if position is None else position, hook)
-        self._dispatch.clear()
-
-    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """Call the hooks that override the method ``fn_name``; most hooks override few.
-
-        Args:
-            fn_name: name of the method, such as ``before_train``.
-            **kwargs: arguments of the method besides the runner.
-        """
-        calls = self._dispatch.get(fn_name)
-        if calls is None:
-            having_method = [hook for hook in self.hooks if hasattr(hook, fn_name)]
-            stages = (fn_name,) if fn_name in Hook.stages else ()
-            calls = [
-                getattr(hook, fn_name) for hook in having_method if set(hook.get_triggered_stages()).issuperset(stages)
-            ]
-            self._dispatch[fn_name] = calls
-        for call in calls:
-            call(self, **kwargs)
 
     # -- train, evaluate ---------------------------------------------------------------------------------------------
 
@@ -293,15 +214,6 @@ class Trainer:
 
     # -- the content of a checkpoint --------------------------------------------------------------------------------
 
-    def user_hooks_overriding(self, *stages: str) -> list[str]:
-        """Class names of the hooks that override one of the stages and are not the engine's own.
-
-        At ``before_save_checkpoint`` a hook may change the weights in the checkpoint; at ``before_val`` it may replace
-        those of the model.
-        """
-        user_hooks = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
-        return [type(hook).__name__ for hook in user_hooks if not set(stages).isdisjoint(hook.get_triggered_stages())]
-
     @torch.no_grad()
     def average_buffers(self) -> None:
         """Replace floating-point buffers by their mean over ranks, such as running statistics. A collective.
@@ -337,17 +249,11 @@ class Trainer:
         """
         self.average_buffers()
         by_rank = self.distributed_group.gather_to_main((rng_state(self.backend), self.losses.state()))
-        infos = {}  # the state of hooks in the message hub, as far as it is plain data
-        for key, value in self.message_hub.state_dict()["runtime_info"].items():
-            try:
-                infos.update({} if key in _RUNTIME_INFO else {key: to_plain(value)})
-            except TypeError as error:
-                logger.warning("message hub: %s is not resumed: %s", key, error)
         content = {
             **self.weights(step),
             "optimizer": self.optim_wrapper.state_dict(),
             "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
-            "message_hub": infos,
+            "message_hub": self.message_hub_state(),
             "rng": [rng for rng, _ in by_rank],
             "losses": [losses for _, losses in by_rank],
             "best": dict(best),

@@ -13,8 +13,6 @@ _MODULES = [
     "torch",
     "torch._dynamo",  # torch >= 2.0 imports it with the first optimizer
     "mmengine.runner",
-    "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
-    "matplotlib.figure",
     "exp.distributed",
     "exp.engine.build",
     "exp.engine.train",

@@ -177,7 +177,7 @@ def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     order = checkpoint_param_order(model, content)
     content = load_shards(content, model, order)
     runner.call_hook("after_load_checkpoint", checkpoint=content)
-    for key, value in content.get("message_hub", {}).items():
+    for key, value in content.get("message_hub", {}).items() if runner.shares_state else ():
         runner.message_hub.update_info(key, value)
     model.load_state_dict(content["state_dict"])
     # With other data the epoch may be shorter.
