@@ -39,17 +39,17 @@ def unset_wide_integers(major: int | None) -> None:
 
 def environment_warnings() -> list[str]:
     """Warnings about variables of this process that have no effect, or were removed because they do harm."""
-    found = [
+    lines = [
         f"{name}={os.environ[name]}: nothing reads it; TOPS_VISIBLE_DEVICES chooses the cards"
         for name in _UNREAD
         if name in os.environ
     ]
-    found += [
-        f"{each} was unset for this process: this card has no kernels for 64-bit integers, and adding them ends it; "
+    lines += [
+        f"{setting} was unset for this process: this card has no kernels for 64-bit integers, and adding them ends it; "
         "unset it yourself"
-        for each in _unset
+        for setting in _unset
     ]
-    return found
+    return lines
 
 
 def is_counting() -> bool:

@@ -30,14 +30,14 @@ _USE = re.compile(r"^Op name: (?:aten::)?([\w.]+?)\s*Use count: *(\d+)", re.MULT
 @functools.lru_cache(maxsize=None)
 def _table() -> Mapping[str, frozenset[str]]:
     """Overloads, such as ``add.Tensor``, by section of the table."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     words: list[str] = []
     for line in _TABLE.read_text(encoding="ascii").splitlines():
         if line.startswith("["):
-            words = found.setdefault(line.strip("[]"), [])
+            words = sections.setdefault(line.strip("[]"), [])
         elif not line.startswith("#"):
             words += line.split()
-    return {heading: frozenset(names) for heading, names in found.items()}
+    return {heading: frozenset(names) for heading, names in sections.items()}
 
 
 def _base(name: str) -> str:
@@ -82,8 +82,8 @@ def operator_counts(statistics: str, names: frozenset[str]) -> Mapping[str, tupl
     uses = _USE.findall(statistics)
     if not uses:
         return None
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for name, calls in uses:
         if name in names:
-            found[_base(name)] = (found.get(_base(name), (0, 0))[0] + int(calls), 0)
-    return found
+            counts[_base(name)] = (counts.get(_base(name), (0, 0))[0] + int(calls), 0)
+    return counts

@@ -33,16 +33,16 @@ _NVIDIA_FIELDS = (
 )
 
 
-def reading(index: int, **known: Any) -> dict[str, Any]:
+def reading(index: int, **values: Any) -> dict[str, Any]:
     """The reading of one card; values that the monitor does not report are None.
 
     Args:
         index: number of the card on its host, visible or not.
-        **known: ``name``, ``uuid``, ``bus_id``, ``utilization_percent``, ``memory_used`` and ``memory_total`` (bytes),
+        **values: ``name``, ``uuid``, ``bus_id``, ``utilization_percent``, ``memory_used`` and ``memory_total`` (bytes),
             ``temperature_c``, ``power_w``, ``state`` (as the monitor prints it, such as ``Sleep``), ``serial``.
     """
     keys = ("name", "uuid", "bus_id", "utilization_percent", "memory_used", "memory_total", "temperature_c", "power_w")
-    return {"index": index, **{key: known.get(key) for key in (*keys, "state", "serial")}}
+    return {"index": index, **{key: values.get(key) for key in (*keys, "state", "serial")}}
 
 
 def efsmi() -> list[dict[str, Any]]:
@@ -52,8 +52,8 @@ def efsmi() -> list[dict[str, Any]]:
 
 def rocm_smi() -> list[dict[str, Any]]:
     """Readings of AMD's cards."""
-    shown = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"]
-    return _ask(parse_rocm_smi, ["rocm-smi", *shown, "--showuniqueid", "--json"])
+    options = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"]
+    return _ask(parse_rocm_smi, ["rocm-smi", *options, "--showuniqueid", "--json"])
 
 
 def nvidia_smi() -> list[dict[str, Any]]:
@@ -63,16 +63,16 @@ def nvidia_smi() -> list[dict[str, Any]]:
 
 
 def _ask(
-    parse: Callable[[str], list[dict[str, Any]]], command: list[str], places: Sequence[str] = ()
+    parse: Callable[[str], list[dict[str, Any]]], command: list[str], folders: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Run a monitor and parse its output; empty if it is missing, cannot run, or takes longer than 10 s.
 
     Args:
         parse: parser of the output.
         command: the program, looked for on PATH, and its arguments.
-        places: further folders to look in.
+        folders: further folders to look in.
     """
-    program = shutil.which(command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *places]))
+    program = shutil.which(command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
     if program is None:
         return []
     try:
@@ -86,19 +86,19 @@ def _ask(
 
 def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
     """Parse rows of ``--query-gpu=... --format=csv,noheader,nounits``; missing values are ``[N/A]`` there."""
-    found = []
+    cards = []
     for line in text.splitlines():
         row = [cell.strip() for cell in line.split(",")]  # no cell is quoted or has a comma
         if len(row) != len(_NVIDIA_FIELDS) or not row[0].isdigit():
             continue
         cells = {key: cell for (_, key), cell in zip(_NVIDIA_FIELDS, row)}
-        known: dict[str, Any] = {key: _text(cells[key]) for key in ("uuid", "bus_id", "name")}
+        values: dict[str, Any] = {key: _text(cells[key]) for key in ("uuid", "bus_id", "name")}
         for key in ("utilization_percent", "temperature_c", "power_w"):
-            known[key] = _number(cells[key])
+            values[key] = _number(cells[key])
         for key in ("memory_used", "memory_total"):
-            known[key] = _bytes(cells[key], _MIB)
-        found.append(reading(int(cells["index"]), **known))
-    return found
+            values[key] = _bytes(cells[key], _MIB)
+        cards.append(reading(int(cells["index"]), **values))
+    return cards
 
 
 def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
@@ -107,13 +107,13 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
         cards = json.loads(text[text.index("{") :])  # warnings may come before the JSON
     except ValueError:
         return []
-    found = []
+    readings = []
     for name, card in cards.items() if isinstance(cards, dict) else ():
         match = re.fullmatch(r"card(\d+)", name)
         if match is None or not isinstance(card, dict):
             continue
         values = {str(key).lower(): value for key, value in card.items()}
-        found.append(
+        readings.append(
             reading(
                 int(match.group(1)),
                 name=_text(_first(values, "card series", "card model", "product name")),
@@ -128,7 +128,7 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
                 ),
             )
         )
-    return sorted(found, key=lambda card: card["index"])
+    return sorted(readings, key=lambda card: card["index"])
 
 
 def parse_efsmi(text: str) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def parse_efsmi(text: str) -> list[dict[str, Any]]:
 
     Each card has two lines; only the first has the card's number. Rows are framed by ``|``, on the T20 by ``*``.
     """
-    found: list[dict[str, Any]] = []
+    cards: list[dict[str, Any]] = []
     head: list[list[str]] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|*").split("|")]
@@ -158,9 +158,9 @@ def parse_efsmi(text: str) -> list[dict[str, Any]]:
             state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
             serial=_text(cells[2][-1]) if not cells[2][-1].endswith("%") else None,
         )
-        found.append(card)
+        cards.append(card)
         head = None
-    return found
+    return cards
 
 
 def _first(values: dict[str, Any], *beginnings: str) -> Any:

@@ -32,13 +32,13 @@ _NO_SYMBOL = "undefined symbol"
 def torch_build() -> dict[str, str | None]:
     """``version``, ``cuda`` and ``hip`` of the installed torch, read from its ``version.py`` without importing it."""
     spec = importlib.util.find_spec("torch")
-    found: dict[str, str | None] = {"version": None, "cuda": None, "hip": None}
+    build: dict[str, str | None] = {"version": None, "cuda": None, "hip": None}
     if spec is None or not spec.submodule_search_locations:
-        return found
+        return build
     text = (Path(next(iter(spec.submodule_search_locations))) / "version.py").read_text(encoding="utf-8")
     for match in re.finditer(r"^(?:__)?(version|cuda|hip)(?:__)?(?:\s*:[^=]*)?\s*=\s*'([^']*)'", text, re.MULTILINE):
-        found[match.group(1)] = match.group(2)
-    return found
+        build[match.group(1)] = match.group(2)
+    return build
 
 
 @functools.lru_cache(maxsize=None)
@@ -70,9 +70,9 @@ def ask_torch(script: str, autoload: str, environment: tuple[str | None, ...]) -
     for line in done.stdout.splitlines():
         if line.startswith("answer "):
             return json.loads(line.partition(" ")[2]), None
-    said = done.stderr.strip().splitlines()
-    cause = [line for line in said if _NO_SYMBOL in line]  # the last line is torch's, without the cause
-    return None, (cause or said or [f"exit status {done.returncode}"])[-1].strip()
+    lines = done.stderr.strip().splitlines()
+    cause = [line for line in lines if _NO_SYMBOL in line]  # the last line is torch's, without the cause
+    return None, (cause or lines or [f"exit status {done.returncode}"])[-1].strip()
 
 
 def built_for_another(problem: str, version: str | None = None) -> str | None:
@@ -83,8 +83,8 @@ def built_for_another(problem: str, version: str | None = None) -> str | None:
         version: of a plug-in whose version numbers follow torch's; None: not known, or numbered otherwise.
     """
     torch = torch_build()["version"] or ""
-    release, own = ((each or "").split(".")[:2] for each in (version, torch))
-    if _NO_SYMBOL not in problem and (version is None or release == own):
+    release, torch_release = ((number or "").split(".")[:2] for number in (version, torch))
+    if _NO_SYMBOL not in problem and (version is None or release == torch_release):
         return None
     which = f" {version}" if version else ""
     return f"the plug-in{which} was built for another torch than {torch}: install the two that go together"
@@ -110,8 +110,8 @@ def cards_by_library(library: str, initializers: tuple[str, ...], counter: str) 
         return None
     count = ctypes.c_uint(0)
     ready = any(getattr(loaded, name)() == 0 for name in initializers if hasattr(loaded, name))
-    known = ready and hasattr(loaded, counter) and getattr(loaded, counter)(ctypes.byref(count)) == 0
-    return count.value if known else None
+    answered = ready and hasattr(loaded, counter) and getattr(loaded, counter)(ctypes.byref(count)) == 0
+    return count.value if answered else None
 
 
 def _visible(variables: Sequence[str]) -> list[str] | None:

@@ -65,7 +65,7 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
 
     # -- Detection ----------------------------------------------------------------------------------------------------
 
-    def _asked(self) -> tuple[str | None, int, str | None]:
+    def _query_torch(self) -> tuple[str | None, int, str | None]:
         """Torch's device type, the number of cards, and why there is no answer.
 
         Torch is asked in a process of its own, and not at all if it cannot have an accelerator.
@@ -83,7 +83,7 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         hopeless = _why_hopeless(self.imports)
         if hopeless:
             return hopeless
-        kind, count, problem = self._asked()
+        kind, count, problem = self._query_torch()
         off = os.environ.get(AUTOLOAD, "1") != "1" and not self.imports
         hint = f"; {AUTOLOAD}={os.environ[AUTOLOAD]} keeps plug-ins from loading: unset it" if off else ""
         if problem:
@@ -99,11 +99,11 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
 
     def device_count(self) -> int:
         """Number of cards that torch counts, with the vendor's visible-devices variables; asked once per process."""
-        return self._asked()[1]
+        return self._query_torch()[1]
 
     def __str__(self) -> str:
         """Name for the terminal, with torch's device type."""
-        kind = self._asked()[0]
+        kind = self._query_torch()[0]
         return f"{self.name} ({kind}, through torch.accelerator)" if kind else self.name
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
@@ -147,12 +147,12 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
 
     def usage(self) -> dict[str, Any]:
         """Memory as the device's module reports it; of the whole card also as torch.accelerator does (torch >= 2.9)."""
-        found = super().usage()
-        if "total" not in found:
+        memory = super().usage()
+        if "total" not in memory:
             import torch
 
-            found["free"], found["total"] = call_if_present(torch.accelerator, "get_memory_info") or (None, None)
-        return {name: value for name, value in found.items() if value is not None}
+            memory["free"], memory["total"] = call_if_present(torch.accelerator, "get_memory_info") or (None, None)
+        return {name: value for name, value in memory.items() if value is not None}
 
     def device_info(self, device: torch.device) -> dict[str, Any]:
         """Also ``visible``, the card's entry in the visible-devices variable, or None."""
@@ -163,8 +163,8 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         if precision in FLOAT32 or precision not in self.capabilities.precisions:
             return super().supports(precision)
         # Native support without slow emulation. Some modules do not take this argument, some have no such function.
-        told = [call_if_present(self.torch_module, "is_bf16_supported", *given) for given in ((False,), ())]
-        if precision == "bf16" and not next((answer for answer in told if answer is not None), True):
+        answers = [call_if_present(self.torch_module, "is_bf16_supported", *arguments) for arguments in ((False,), ())]
+        if precision == "bf16" and not next((answer for answer in answers if answer is not None), True):
             return False
         import torch
 
@@ -183,8 +183,8 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
 def _built_in() -> bool:
     """Whether torch was built for a device without a file here (XPU); plug-ins have entry points instead."""
     spec = util.find_spec("torch")
-    places = [] if spec is None else spec.submodule_search_locations or []
-    return any(list(Path(place, "lib").glob("libtorch_xpu*")) for place in places)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return any(list(Path(folder, "lib").glob("libtorch_xpu*")) for folder in folders)
 
 
 def _why_hopeless(imports: tuple[str, ...]) -> str | None:

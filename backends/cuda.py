@@ -62,10 +62,10 @@ class CudaBackend(Backend, options=()):
             return f"{' or '.join(self.hiding_variables)} hides every card; unset it"
         if self._is_upstream():
             return without_driver
-        said = self._counted_by_torch()[1]
+        problem = self._counted_by_torch()[1]
         return (
-            f"torch {_probe.torch_build()['version']} counts no card{f' ({said})' if said else ''}; check the vendor's "
-            f"driver, LD_LIBRARY_PATH, and {' and '.join(self.hiding_variables)}"
+            f"torch {_probe.torch_build()['version']} counts no card{f' ({problem})' if problem else ''}; check the "
+            f"vendor's driver, LD_LIBRARY_PATH, and {' and '.join(self.hiding_variables)}"
         )
 
     def _total(self) -> int:
@@ -134,10 +134,10 @@ class CudaBackend(Backend, options=()):
 
     def usage(self) -> dict[str, Any]:
         """Also the utilization, if the vendor's library (nvidia-ml-py or amdsmi) is installed."""
-        found = super().usage()
+        usage = super().usage()
         with contextlib.suppress(Exception):  # the library is not installed, or has no access to the driver
-            found["utilization_percent"] = float(self.torch_module.utilization())
-        return found
+            usage["utilization_percent"] = float(self.torch_module.utilization())
+        return usage
 
     def packages(self) -> dict[str, str | None]:
         """Versions of the CUDA that torch was built for, and of the driver."""
@@ -155,9 +155,9 @@ class CudaBackend(Backend, options=()):
         """Name, total memory in bytes, driver and identity of the card (``uuid``: torch >= 2.4; ``bus_id``: later)."""
         properties = self.torch_module.get_device_properties(device)
         described = {**super().device_info(device), "driver": self.driver_version()}
-        place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-        if None not in place:
-            described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
+        pci: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        if None not in pci:
+            described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*pci)
         card = self._card(device.index)
         if card is not None:
             return {**described, "card": card}

@@ -169,9 +169,9 @@ class GcuBackend(Backend, options=("native",)):
         try:
             return importlib.import_module("torch_gcu")
         except Exception as error:  # the plug-in patches torch: one for another torch may raise anything
-            said = (str(error).splitlines() or ["no message"])[0]
+            reason = (str(error).splitlines() or ["no message"])[0]
             raise UnavailableError(
-                f"torch_gcu does not import ({type(error).__name__}: {said}); {self._remedy(said, 'check that')}"
+                f"torch_gcu does not import ({type(error).__name__}: {reason}); {self._remedy(reason, 'check that')}"
             ) from error
 
     def _remedy(self, problem: str, check: str) -> str:
@@ -199,9 +199,11 @@ class GcuBackend(Backend, options=("native",)):
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
         """Operators that ran on the CPU; on real cards only with ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true."""
         if self.simulate:
-            told = importlib.import_module("torch_gcu.simulator")
-            sizes = told.fallback_bytes() if hasattr(told, "fallback_bytes") else {}
-            return {name.partition("::")[2]: (calls, sizes.get(name, 0)) for name, calls in told.fallbacks().items()}
+            simulator = importlib.import_module("torch_gcu.simulator")
+            sizes = simulator.fallback_bytes() if hasattr(simulator, "fallback_bytes") else {}
+            return {
+                name.partition("::")[2]: (calls, sizes.get(name, 0)) for name, calls in simulator.fallbacks().items()
+            }
         if not is_counting():
             return None
         statistics = self.torch_module.debug.get_op_statistics_info()
@@ -224,8 +226,8 @@ class GcuBackend(Backend, options=("native",)):
     def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name, index, total memory, and number on the host of the card, or its entry in TOPS_VISIBLE_DEVICES."""
         card = _probe.visible_card(device.index, _VISIBLE)
-        place = {"visible": _probe.visible_name(device.index, _VISIBLE)} if card is None else {"card": card}
-        return {**super().device_info(device), **place}
+        position = {"visible": _probe.visible_name(device.index, _VISIBLE)} if card is None else {"card": card}
+        return {**super().device_info(device), **position}
 
 
 def _is_legacy() -> bool:

@@ -92,8 +92,8 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
 
     def usage(self) -> dict[str, Any]:
         """Bytes that this process holds on the current card; the plug-in of this generation reports nothing else."""
-        held = call_if_present(self.torch_module, "get_hbm_alloc_size")
-        return {} if held is None else {"allocated": int(held)}
+        allocated = call_if_present(self.torch_module, "get_hbm_alloc_size")
+        return {} if allocated is None else {"allocated": int(allocated)}
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
         """Operators that ran on the CPU; for simulated cards only."""
@@ -143,8 +143,8 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
 
     def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name, index and identity of the card."""
-        known = {} if hasattr(self.torch_module, "get_device_name") else {"name": "GCU (legacy)"}
-        return {**super().device_info(device), **known}
+        name = {} if hasattr(self.torch_module, "get_device_name") else {"name": "GCU (legacy)"}
+        return {**super().device_info(device), **name}
 
 
 class LegacyCollectives(Collectives):

@@ -45,8 +45,8 @@ class RocmBackend(CudaBackend):
 
     def _visible(self, total: int) -> int:
         """Number of visible cards; ROCR_VISIBLE_DEVICES applies first, the others to the cards that it leaves."""
-        left = _probe.count_visible(total, "ROCR_VISIBLE_DEVICES")
-        return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+        remaining = _probe.count_visible(total, "ROCR_VISIBLE_DEVICES")
+        return _probe.count_visible(remaining, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """Also a cache folder for MIOpen, one per card and host: processes that share a cache corrupt it.
@@ -89,8 +89,8 @@ class RocmBackend(CudaBackend):
 
         ROCR_VISIBLE_DEVICES applies first; indices in the other variables count the cards that it leaves.
         """
-        left = _probe.visible_card(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        return None if left is None else _probe.visible_card(left, "ROCR_VISIBLE_DEVICES")
+        remaining = _probe.visible_card(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+        return None if remaining is None else _probe.visible_card(remaining, "ROCR_VISIBLE_DEVICES")
 
     def _host_card(self, index: int) -> str | None:
         """Name of a card that is unique on this host, also in Slurm jobs and containers, which renumber cards.

@@ -101,7 +101,7 @@ class OpenRun:
 
         from exp.data.base import Data
         from exp.engine.weights import load_weights, read_weights
-        from exp.hub import pinned
+        from exp.hub import with_commit
 
         mark_untrusted(self.config)
         # Packages that are already imported in this process count as chosen by the user.
@@ -109,7 +109,7 @@ class OpenRun:
             [top for _, name in class_names(self.config) for top in [name.partition(".")[0]] if top in sys.modules]
         )
         # The folder of an evaluation has no checkpoint: it has used the weights of init_from.
-        source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
+        source = self.path if RunFolder(self.path).has_checkpoint() else Path(with_commit(self.config) or self.path)
         weights = read_weights(source, self.config.checkpoint.trusted) if has_weights(self.config) else None
         data = create(self.config.data, Data, "data")
         if weights is not None and weights.data is not None:
@@ -183,11 +183,11 @@ def run(overrides: Sequence[str] = ()) -> Any:
         RunError: the exit code is not 0. The message has the first line of the error; the output was printed before.
     """
     arguments = list(overrides)
-    if isinstance(overrides, str) or not all(isinstance(each, str) for each in arguments):
+    if isinstance(overrides, str) or not all(isinstance(override, str) for override in arguments):
         raise ConfigError(f"exp.run takes a list of overrides, strings as on the command line, and not {overrides!r}")
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "runs.json")
-        code, reason = _shown(
+        code, reason = _run_command(
             [sys.executable, "-c", START, "exp", *arguments], {**os.environ, RUNS_FILE_VARIABLE: str(note)}
         )
         if code != 0:
@@ -201,7 +201,7 @@ def run(overrides: Sequence[str] = ()) -> Any:
         return runs
 
 
-def _shown(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+def _run_command(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run a command, and print its output by Python, so that a notebook shows it, too.
 
     Returns:

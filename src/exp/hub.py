@@ -4,7 +4,8 @@
 huggingface_hub downloads, resumes and caches, and reads its own environment variables: HF_ENDPOINT (a mirror),
 HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT. It does not verify a file against its digest,
 nor check the digest that a mirror sends before it uses it as a file name; this module does both. The process that
-starts the ranks downloads the files first (:func:`bring`). Imports no torch, and huggingface_hub only when it is used.
+starts the ranks downloads the files first (:func:`download`). Imports no torch, and huggingface_hub only when it is
+used.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from exp.runs.files import file_digest, read_json
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["INDEX", "Source", "bring", "files_of", "local_file", "parse", "pinned", "shards_of", "snapshot_in"]
+__all__ = ["INDEX", "Source", "download", "files_of", "local_file", "parse", "shards_of", "snapshot_in", "with_commit"]
 
 INDEX = "model.safetensors.index.json"
 """Index of weights that are split into several files: maps tensors to files."""
-_WHOLE = "model.safetensors"
-_BESIDE = ("config.json", "preprocessor_config.json")
-_CARD = "README.md"
+_SINGLE_FILE = "model.safetensors"
+_CONFIG_FILES = ("config.json", "preprocessor_config.json")
+_MODEL_CARD = "README.md"
 _SOURCE = re.compile(r"(hf|timm):((?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
 _PATIENCE_S = 10.0  # for requests of metadata; downloads have HF_HUB_DOWNLOAD_TIMEOUT
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -65,15 +66,15 @@ def parse(text: str) -> Source:
     return Source(text, match[2] if match[1] == "hf" else f"timm/{match[2]}", match[3] or "main")
 
 
-def pinned(config: ExpConfig) -> str | None:
-    """``init_from`` with the commit that :func:`bring` found, so that all nodes load the same weights at any time."""
+def with_commit(config: ExpConfig) -> str | None:
+    """``init_from`` with the commit that :func:`download` found, so that all nodes load the same weights."""
     commit = config.record.weights.get("commit")
     if not is_hub_source(config.init_from) or not commit:
         return config.init_from
     return f"hf:{parse(str(config.init_from)).repository}@{commit}"
 
 
-def bring(config: ExpConfig) -> None:
+def download(config: ExpConfig) -> None:
     """Download the weights of ``init_from`` into the cache, if it names a repository, and print their license.
 
     Called before the ranks start, in the parent and on each node of a job. Sets ``config.record.weights`` (repository,
@@ -86,14 +87,15 @@ def bring(config: ExpConfig) -> None:
     """
     if not is_hub_source(config.init_from):
         return
-    source = parse(str(pinned(config)))
+    source = parse(str(with_commit(config)))
     path, files = _fetch(source, list(config.record.weights.get("files", ())))
-    terms = _license(path.parent / _CARD)
+    license_name = _license(path.parent / _MODEL_CARD)
     about = {"source": config.init_from, "repository": source.repository, "commit": path.parent.name, "files": files,
-             "license": terms, "endpoint": _endpoint()}  # fmt: skip
+             "license": license_name, "endpoint": _endpoint()}  # fmt: skip
     if dict(config.record.weights) != about:
         config.record.weights = about
-        text = f"weights: {source.repository} at {path.parent.name[:8]}, license: {terms or 'not stated; see its page'}"
+        terms = license_name or "not stated; see its page"
+        text = f"weights: {source.repository} at {path.parent.name[:8]}, license: {terms}"
         console.make_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -101,14 +103,14 @@ def local_file(name: str) -> Path:
     """Path of the weights in the cache; downloads them if they are not there.
 
     Args:
-        name: result of :func:`pinned`.
+        name: result of :func:`with_commit`.
 
     Returns:
         Path of ``model.safetensors``, or of the index if the weights are several files.
 
     Raises:
-        ConfigError: as :func:`bring`.
-        UnavailableError: as :func:`bring`.
+        ConfigError: as :func:`download`.
+        UnavailableError: as :func:`download`.
     """
     source = parse(name)
     return _cached(_library(name), source) or _fetch(source, [])[0]
@@ -124,10 +126,10 @@ def shards_of(index: Path) -> list[str]:
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names:
         raise CheckpointError(f"{index} has no weight_map")
-    found = sorted({str(name) for name in names.values()})
-    if any(PurePosixPath(name).name != name or not name.endswith(".safetensors") for name in found):
+    files = sorted({str(name) for name in names.values()})
+    if any(PurePosixPath(name).name != name or not name.endswith(".safetensors") for name in files):
         raise CheckpointError(f"{index} names files that are in another folder, or are not .safetensors")
-    return found
+    return files
 
 
 def _library(name: str) -> Any:
@@ -142,34 +144,34 @@ def _library(name: str) -> Any:
     return huggingface_hub
 
 
-def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
+def _fetch(source: Source, files: list[str]) -> tuple[Path, dict[str, str]]:
     """Download the files of a source into the cache, and verify them.
 
     Args:
         source: the repository and its revision.
-        known: names of all its files, if an earlier call has found them; if all are in the cache, the hub is not asked.
+        files: names of all its files, if an earlier call has found them; if all are in the cache, the hub is not asked.
 
     Returns:
         Path of the weights or of their index, and SHA-256 of each file by name.
     """
     library = _library(source.name)
     path = _cached(library, source)
-    if path is None or not known or not all(path.with_name(name).is_file() for name in known):
+    if path is None or not files or not all(path.with_name(name).is_file() for name in files):
         try:
             path = _download(library, source)
         except ExpError:
             raise
         except Exception as error:  # its type depends on the HTTP library, which depends on the huggingface_hub version
-            refused = _refusal(library, source, error)
-            if path is None or isinstance(refused, ConfigError):
-                raise refused from error
-            console.warn(f"{str(refused).partition(';')[0]}; using the copy in the cache")
-    return path, {file.name: _digest(file) for file in files_of(path)}
+            exp_error = _as_exp_error(library, source, error)
+            if path is None or isinstance(exp_error, ConfigError):
+                raise exp_error from error
+            console.warn(f"{str(exp_error).partition(';')[0]}; using the copy in the cache")
+    return path, {file.name: _verified_digest(file) for file in files_of(path)}
 
 
 def files_of(path: Path) -> list[Path]:
     """The files of weights: the file, those that it lists if it is an index, and the JSON files beside it."""
-    return [file for file in [*_weights(path), *map(path.with_name, _BESIDE)] if file.is_file()]
+    return [file for file in [*_weights(path), *map(path.with_name, _CONFIG_FILES)] if file.is_file()]
 
 
 def snapshot_in(folder: Path) -> Path:
@@ -206,23 +208,23 @@ def _weights(path: Path) -> list[Path]:
 
 def _cached(library: Any, source: Source) -> Path | None:
     """Path of the weights in the cache; None: a file is missing."""
-    for name in (_WHOLE, INDEX):
-        found = library.try_to_load_from_cache(source.repository, name, revision=source.revision)
+    for name in (_SINGLE_FILE, INDEX):
+        path = library.try_to_load_from_cache(source.repository, name, revision=source.revision)
         # Otherwise None, or a marker object: the repository has no such file.
-        if isinstance(found, str) and all(file.is_file() for file in _weights(Path(found))):
-            return Path(found)
+        if isinstance(path, str) and all(file.is_file() for file in _weights(Path(path))):
+            return Path(path)
     return None
 
 
 def _download(library: Any, source: Source) -> Path:
     """Download the weights, the configuration files and the model card."""
     info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=_PATIENCE_S)
-    there = [sibling.rfilename for sibling in info.siblings or ()]
-    first = next((name for name in (_WHOLE, INDEX) if name in there), None)
+    names = [sibling.rfilename for sibling in info.siblings or ()]
+    first = next((name for name in (_SINGLE_FILE, INDEX) if name in names), None)
     if first is None:
         raise ConfigError(
-            f"init_from={source.name}: {source.repository} has neither {_WHOLE} nor {INDEX} (it has "
-            f"{', '.join(there[:8]) or 'nothing'}); download a file of it and set init_from to its path"
+            f"init_from={source.name}: {source.repository} has neither {_SINGLE_FILE} nor {INDEX} (it has "
+            f"{', '.join(names[:8]) or 'nothing'}); download a file of it and set init_from to its path"
         )
 
     def fetch(name: str, revision: str) -> Path:
@@ -238,12 +240,12 @@ def _download(library: Any, source: Source) -> Path:
     # The first file by the user's revision, which the cache then resolves offline; the others by the commit found.
     path = fetch(first, source.revision)
     others = [file.name for file in _weights(path)[1:]]
-    for name in [*others, *(name for name in (*_BESIDE, _CARD) if name in there)]:
+    for name in [*others, *(name for name in (*_CONFIG_FILES, _MODEL_CARD) if name in names)]:
         fetch(name, path.parent.name)
     return path
 
 
-def _digest(path: Path) -> str:
+def _verified_digest(path: Path) -> str:
     """Verify a file of the cache, and return its SHA-256.
 
     The cache names the stored file by its digest: SHA-256 for large files, git's SHA-1 for small ones.
@@ -267,7 +269,7 @@ def _endpoint() -> str:
     return _PASSWORD.sub("", os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
-def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
+def _as_exp_error(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
     """Turn an exception of huggingface_hub into an error with one line for the user."""
     missing = (library.errors.RepositoryNotFoundError, library.errors.RevisionNotFoundError)  # also for gated ones
     kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
@@ -276,8 +278,8 @@ def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | Un
             f"init_from={source.name}: {_endpoint()} does not give it ({kind}); check name and revision; a gated or "
             "private repository needs HF_TOKEN, of an account that may read it (many have open copies: timm:<name>)"
         )
-    said = _PASSWORD.sub("", str(error)).strip().partition("\n")[0][:120]
+    reason = _PASSWORD.sub("", str(error)).strip().partition("\n")[0][:120]
     return UnavailableError(
-        f"init_from={source.name}: cannot fetch it from {_endpoint()} ({kind}: {said}); unset HF_HUB_OFFLINE, set "
+        f"init_from={source.name}: cannot fetch it from {_endpoint()} ({kind}: {reason}); unset HF_HUB_OFFLINE, set "
         "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
     )

@@ -124,9 +124,10 @@ class SampleMetric(Metric):
         """
         values = self.per_sample(outputs, batch)
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
-            found = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            actual = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise ConfigError(
-                f"metric: {qualified_name(self)}.per_sample must give a tensor (B,), not {found}; see {EXPERIMENT_PAGE}"
+                f"metric: {qualified_name(self)}.per_sample must give a tensor (B,), not {actual}; see "
+                f"{EXPERIMENT_PAGE}"
             )
         self.values.append(values.detach().float())
 
@@ -164,20 +165,20 @@ class Evaluator:
 
     def __init__(self, metrics: Sequence[Metric], chosen: str | None = None) -> None:
         self.metrics = list(metrics)
-        owner: dict[str, Metric] = {}
+        owners: dict[str, Metric] = {}
         for metric in self.metrics:
-            _check(metric)
+            _check_metric(metric)
             for name in metric.names:
-                if name in owner:
+                if name in owners:
                     raise ConfigError(
-                        f"two metrics give {name}: {qualified_name(owner[name])} and {qualified_name(metric)}; rename "
+                        f"two metrics give {name}: {qualified_name(owners[name])} and {qualified_name(metric)}; rename "
                         "one"
                     )
-                owner[name] = metric
-        if chosen is not None and chosen not in owner:
-            raise ConfigError(f"metric={chosen} is not among the metrics that are computed: {', '.join(owner)}")
-        self.metric_name = chosen if chosen is not None else next(iter(owner))
-        self.greater_is_better = bool(owner[self.metric_name].greater_is_better)
+                owners[name] = metric
+        if chosen is not None and chosen not in owners:
+            raise ConfigError(f"metric={chosen} is not among the metrics that are computed: {', '.join(owners)}")
+        self.metric_name = chosen if chosen is not None else next(iter(owners))
+        self.greater_is_better = bool(owners[self.metric_name].greater_is_better)
 
     @property
     def names(self) -> list[str]:
@@ -194,14 +195,14 @@ class Evaluator:
         for metric in self.metrics:
             metric.reset()
 
-    def misfit(self, outputs: Any, batch: Mapping[str, Any]) -> str | None:
+    def shape_error(self, outputs: Any, batch: Mapping[str, Any]) -> str | None:
         """Which shape outputs must have for a metric, and which they have; None: they fit."""
-        found = getattr(outputs, "shape", None)
+        actual = getattr(outputs, "shape", None)
         for metric in self.metrics:
-            wanted = metric.expected_shape(batch)
-            if wanted is not None and (found is None or tuple(found) != tuple(wanted)):
-                shape = type(outputs).__name__ if found is None else tuple(found)
-                return f"must return shape {tuple(wanted)} for {qualified_name(metric)}, not {shape}"
+            expected = metric.expected_shape(batch)
+            if expected is not None and (actual is None or tuple(actual) != tuple(expected)):
+                shape = type(outputs).__name__ if actual is None else tuple(actual)
+                return f"must return shape {tuple(expected)} for {qualified_name(metric)}, not {shape}"
         return None
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
@@ -216,21 +217,21 @@ class Evaluator:
             ConfigError: a metric does not return a number for each of its names.
             RunError: a metric differs between ranks.
         """
-        found = {}
+        values_by_name = {}
         for metric in self.metrics:
             values: Any = metric.compute(distributed)
             for name in metric.names:
-                found[name] = plain_cell(values.get(name)) if isinstance(values, Mapping) else None
-                if not isinstance(found[name], (int, float)):
+                values_by_name[name] = plain_cell(values.get(name)) if isinstance(values, Mapping) else None
+                if not isinstance(values_by_name[name], (int, float)):
                     raise ConfigError(
                         f"metric: {qualified_name(metric)}.compute must return a dict with a number for {name}, not "
                         f"{values!r:.200}; see {EXPERIMENT_PAGE}"
                     )
-        first, *others = distributed.gather(found)
+        first, *others = distributed.gather(values_by_name)
         for rank, other in enumerate(others, 1):
             for metric in self.metrics:
                 for name in metric.names:
-                    if not _same(first[name], other[name]):
+                    if not _agree(first[name], other[name]):
                         raise RunError(
                             f"metric: {qualified_name(metric)}.compute returns {name}={first[name]:.6g} on rank 0, and "
                             f"{other[name]:.6g} on rank {rank}: add up counts and sums over all ranks with "
@@ -252,17 +253,17 @@ class Evaluator:
         notes = []
         for metric in self.metrics:
             for table in metric.tables():
-                own = f"{table.name}_{metric.names[0]}"
-                wanted = (
-                    re.sub(r"[^\w.-]", "_", each)[:80]
-                    for each in (str(table.name), own, *(f"{own}_{number}" for number in range(2, 100)))
+                qualified = f"{table.name}_{metric.names[0]}"
+                candidates = (
+                    re.sub(r"[^\w.-]", "_", text)[:80]
+                    for text in (str(table.name), qualified, *(f"{qualified}_{number}" for number in range(2, 100)))
                 )
-                name = next(each for each in wanted if each not in tables and each not in taken)
+                name = next(text for text in candidates if text not in tables and text not in taken)
                 if name != table.name:
                     notes.append(f"warning: the table {table.name} of {qualified_name(metric)} is written as {name}")
                 try:
                     rows = [str(plain_cell(row)) for row in table.rows]
-                    columns = {str(key): [plain_cell(each) for each in cells] for key, cells in table.columns.items()}
+                    columns = {str(key): [plain_cell(cell) for cell in cells] for key, cells in table.columns.items()}
                     if any(len(cells) != len(rows) for cells in columns.values()):
                         raise ValueError(f"{len(rows)} rows, and columns of other lengths")
                     tables[name] = Table(name, str(table.key), rows, columns, dict(table.units))
@@ -278,12 +279,12 @@ def plain_cell(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _same(one: float, other: float) -> bool:
+def _agree(first: float, other: float) -> bool:
     """Whether two ranks have the same number; processors may round functions such as exp differently."""
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
+    return math.isclose(first, other, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(first) and math.isnan(other))
 
 
-def _check(metric: Any) -> None:
+def _check_metric(metric: Any) -> None:
     if not isinstance(metric, Metric):
         raise ConfigError(f"metric: {qualified_name(metric)} is not an exp.metrics.Metric; see {EXPERIMENT_PAGE}")
     names = metric.names

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from exp.config.schema import LoggerConfig
     from exp.runs.folder import RunFolder
 
-__all__ = ["Reporter", "Tracker", "check", "final_metrics", "hand_over", "start"]
+__all__ = ["Reporter", "Tracker", "check", "final_metrics", "start", "upload_finished"]
 
 logger = logging.getLogger(__name__)
 
-_FOREIGN = re.compile(r"[^\w\-. /]")  # characters that MLflow refuses in names
-_LONGEST = 500  # characters of a value that the oldest MLflow servers accept
+_INVALID_CHARS = re.compile(r"[^\w\-. /]")  # characters that MLflow refuses in names
+_MAX_CHARS = 500  # characters of a value that the oldest MLflow servers accept
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")
 
 
@@ -57,13 +57,13 @@ class Tracker(abc.ABC):
     requires: ClassVar[Sequence[str]] = ()
 
     @abc.abstractmethod
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, run_id: str | None) -> str:
         """Create the run at the tracker, or continue it.
 
         Args:
             run: name (the run folder's; for a job of a sweep ``<sweep folder>/<run folder>``), folder, and frozen
                 configuration by dotted key, whose values are numbers, booleans or text.
-            known: what this method returned earlier for the same run folder, if the run was resumed or restarted;
+            run_id: what this method returned earlier for the same run folder, if the run was resumed or restarted;
                 None: the run is new.
 
         Returns:
@@ -118,7 +118,7 @@ class Reporter:
     """
 
     def __init__(self, name: str, tracker: Tracker, folder: RunFolder, warn: Callable[[str], object]) -> None:
-        self.name, self._tracker, self._run, self._warn = name, tracker, _tracked(folder), warn
+        self.name, self._tracker, self._run, self._warn = name, tracker, _run_info(folder), warn
         self._file = folder.path / "trackers" / f"{name}.json"
         self.state = {"run_id": None, "address": "", "sent": {}, "closed": False, **(read_json(self._file) or {})}
         self._queue: SimpleQueue[tuple[Mapping[str, float], int] | None] = SimpleQueue()
@@ -206,7 +206,7 @@ def start(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]
     return [Reporter(name, tracker, folder, warn).start() for name, tracker in _trackers(chosen)]
 
 
-def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
+def upload_finished(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
     """Send a finished run to trackers, except what they have received already.
 
     Args:
@@ -226,7 +226,7 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
         if rest or not reporter.state["closed"]:
             reporters.append(reporter.start())
             for record in rest:
-                reporter.log(_figures(record), record["step"])
+                reporter.log(_scalars(record), record["step"])
             reporter.close(result.get("status", "killed"), result, chosen.patience_s)
     return reporters
 
@@ -240,7 +240,7 @@ def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
         yield name, create(tracker, Tracker, key)
 
 
-def _tracked(folder: RunFolder) -> Run:
+def _run_info(folder: RunFolder) -> Run:
     path, sweep = folder.path, folder.path.parent
     run = read_run(path, f"{sweep.name}/{path.name}" if (sweep / "multirun.yaml").is_file() else path.name)
     keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value)
@@ -248,10 +248,10 @@ def _tracked(folder: RunFolder) -> Run:
     return replace(run, config=keys)
 
 
-def _figures(record: Mapping[str, Any]) -> dict[str, float]:
+def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a record of ``metrics.jsonl`` by ``<split>/<name>``."""
-    figures = {name: float(value) for name, value in record.items() if is_number(value)}
-    return {f"{record['split']}/{name}": value for name, value in figures.items() if name not in ("step", "epoch")}
+    scalars = {name: float(value) for name, value in record.items() if is_number(value)}
+    return {f"{record['split']}/{name}": value for name, value in scalars.items() if name not in ("step", "epoch")}
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class TensorboardTracker(Tracker):
 
     requires: ClassVar[Sequence[str]] = ["tensorboard"]
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, run_id: str | None) -> str:
         """Open a new event file; TensorBoard shows all files of a run as one.
 
         Returns:
@@ -312,42 +312,44 @@ class MlflowTracker(Tracker):
 
     requires: ClassVar[Sequence[str]] = ["mlflow"]
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, run_id: str | None) -> str:
         """Create a run with the configuration as its parameters, or continue the known one."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         self._waiting: list[Any] = []
-        name, place, lock = self.experiment or run.config["name"], None, None
+        name, artifacts, lock = self.experiment or run.config["name"], None, None
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
         if not uri:
             store = Path("outputs/mlflow").absolute()
             store.mkdir(parents=True, exist_ok=True)
-            uri, place = f"sqlite:///{store / 'mlflow.db'}", (store / "files" / name.replace("/", "_")).as_uri()
+            uri, artifacts = f"sqlite:///{store / 'mlflow.db'}", (store / "files" / name.replace("/", "_")).as_uri()
             lock = (store / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)  # the first client creates the tables; parallel runs must not do it twice
         with lock or nullcontext(), suppress(MlflowException):  # it exists; a parallel run may have just created it
             self._client = MlflowClient(tracking_uri=uri)
-            self._client.create_experiment(name, artifact_location=place)
+            self._client.create_experiment(name, artifact_location=artifacts)
         experiment = self._client.get_experiment_by_name(name).experiment_id
-        if known is None:
+        if run_id is None:
             tags = {"sweep": run.name.rpartition("/")[0]}
-            known = str(self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id)
-            parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.config.items()]
-            self._client.log_batch(known, params=parameters)
+            run_id = str(self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id)
+            parameters = [
+                Param(_INVALID_CHARS.sub("_", key), str(value)[:_MAX_CHARS]) for key, value in run.config.items()
+            ]
+            self._client.log_batch(run_id, params=parameters)
         else:
-            self._client.update_run(known, status="RUNNING")
-        self._id, page = known, f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{known}"
-        self.address = page if place is None else f"run {known}; mlflow ui --backend-store-uri {uri}"
-        return known
+            self._client.update_run(run_id, status="RUNNING")
+        self._id, page = run_id, f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
+        self.address = page if artifacts is None else f"run {run_id}; mlflow ui --backend-store-uri {uri}"
+        return run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Buffer scalars until :meth:`flush`."""
         from mlflow.entities import Metric
 
         at = int(time.time() * 1000)
-        self._waiting += [Metric(_FOREIGN.sub("_", name), value, at, step) for name, value in values.items()]
+        self._waiting += [Metric(_INVALID_CHARS.sub("_", name), value, at, step) for name, value in values.items()]
 
     def flush(self) -> None:
         """Send the buffered scalars; the client splits them into batches of the allowed size."""
@@ -377,16 +379,18 @@ class _AccountTracker(Tracker):
 
     project: str | None = None
 
-    def _begin(self, client: Any, run: Run, known: str | None, logged_in: bool, place: str, **more: Any) -> str:
-        """Create the run or continue it; ``place`` is the path prefix of offline runs, for :attr:`address`."""
-        name, prefix = known or uuid.uuid4().hex[:12], client.__name__.upper()
+    def _init_client(
+        self, client: Any, run: Run, run_id: str | None, logged_in: bool, offline_dir: str, **more: Any
+    ) -> str:
+        """Create the run or continue it; ``offline_dir`` is the path prefix of offline runs, for :attr:`address`."""
+        name, prefix = run_id or uuid.uuid4().hex[:12], client.__name__.upper()
         has_key = logged_in or os.environ.get(f"{prefix}_API_KEY")
         mode = os.environ.get(f"{prefix}_MODE") or ("online" if has_key else "offline")
         project, group = (self.project or run.config["name"]).replace("/", "-"), run.name.rpartition("/")[0] or None
-        about = {"name": run.name, "group": group, "config": run.config, "mode": mode, **more}
-        self._run = client.init(project=project, id=name, resume="allow", **about)
+        options = {"name": run.name, "group": group, "config": run.config, "mode": mode, **more}
+        self._run = client.init(project=project, id=name, resume="allow", **options)
         # Only an online run has a URL; SwanLab's ``url`` raises otherwise. In other modes SwanLab prints its own hint.
-        by_hand = f"{client.__name__} sync {place}-*-{name}" * (mode == "offline")
+        by_hand = f"{client.__name__} sync {offline_dir}-*-{name}" * (mode == "offline")
         self.address = str(self._run.url) if mode == "online" else by_hand
         return name
 
@@ -398,7 +402,7 @@ class WandbTracker(_AccountTracker):
 
     requires: ClassVar[Sequence[str]] = ["wandb"]
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, run_id: str | None) -> str:
         """Create the run, or continue the known one."""
         os.environ.setdefault("WANDB_SILENT", "true")  # the run's own output must stay readable
         import wandb
@@ -408,7 +412,7 @@ class WandbTracker(_AccountTracker):
         logged_in = logins.is_file() and server in logins.read_text()
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
         more = {"dir": str(folder), "settings": settings}
-        name = self._begin(wandb, run, known, logged_in, f"{folder}/wandb/offline-run", **more)
+        name = self._init_client(wandb, run, run_id, logged_in, f"{folder}/wandb/offline-run", **more)
         self._run.define_metric("*", step_metric="step")
         return name
 
@@ -436,13 +440,13 @@ class SwanlabTracker(_AccountTracker):
 
     requires: ClassVar[Sequence[str]] = ["swanlab"]
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, run_id: str | None) -> str:
         """Create the run, or continue the known one."""
         import swanlab
 
         folder, logged_in = run.folder / "trackers" / "swanlab", (Path.home() / ".swanlab" / ".netrc").is_file()
         folder.mkdir(exist_ok=True)
-        return self._begin(swanlab, run, known, logged_in, f"{folder}/run", log_dir=str(folder))
+        return self._init_client(swanlab, run, run_id, logged_in, f"{folder}/run", log_dir=str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log scalars."""

@@ -44,7 +44,7 @@ def build_data(session: Session) -> Data:
     """
     data: Data = create(session.config.data, Data, "data")
     if session.config.init_from:
-        weights = Path(str(hub.pinned(session.config)))
+        weights = Path(str(hub.with_commit(session.config)))
         session.weights = read_weights(weights, session.config.checkpoint.trusted)
         if session.distributed.is_main and not session.config.record.weights:  # else a hub's, which are digested
             session.weights.files.update((file.name, file_digest(file)) for file in hub.files_of(session.weights.path))

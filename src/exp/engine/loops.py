@@ -239,7 +239,7 @@ class EvalLoop:
 
     def _measure(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Add a batch to the metrics; if its shape does not fit, name the model, to whose outputs that is due."""
-        mismatch = self.evaluator.misfit(outputs, batch)
+        mismatch = self.evaluator.shape_error(outputs, batch)
         try:
             if mismatch is None:
                 self.evaluator.update(outputs, batch)

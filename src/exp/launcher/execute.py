@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exp import console
 from exp.console import format_flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSAL_CODES, ExpError
-from exp.hub import bring
+from exp.hub import download
 from exp.launcher.base import create_launcher, launcher_class
 from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
@@ -44,7 +44,7 @@ def execute(run: FrozenRun, tracebacks: bool = False) -> Outcome:
         if script is not None:
             console.make_console().out(script, highlight=False)
             return Outcome()
-        bring(config)
+        download(config)
         if launcher.owns_run_folder:
             run.write(launcher.job_id())
             print_header(run)

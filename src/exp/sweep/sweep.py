@@ -29,7 +29,7 @@ from exp.errors import (
     SignalReceived,
     first_line,
 )
-from exp.hub import bring
+from exp.hub import download
 from exp.launcher.base import Launcher, create_launcher, launcher_class
 from exp.launcher.freeze import validate_run
 from exp.launcher.outcome import Outcome
@@ -175,7 +175,7 @@ class Sweep:
         for job in batch:
             if job.state == "not begun":
                 try:
-                    bring(job.run.config)
+                    download(job.run.config)
                     job.run.write()
                 except ExpError as error:  # for example, another process uses the folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))

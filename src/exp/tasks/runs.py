@@ -82,7 +82,7 @@ class Track(_OfRuns):
         """
         from exp.runs.folder import RunFolder
         from exp.runs.lock import live_holder
-        from exp.trackers import check, hand_over
+        from exp.trackers import check, upload_finished
 
         _, runs = self.find()
         if not config.logger.trackers:
@@ -96,7 +96,7 @@ class Track(_OfRuns):
                 f"{console.display_path(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True
             )
             if not going_on:
-                for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):
+                for reporter in upload_finished(config.logger, RunFolder(run.folder), console.warn):
                     complete &= reporter.state["closed"]
                     address = reporter.state["address"]
                     if address:

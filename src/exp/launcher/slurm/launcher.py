@@ -271,7 +271,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
             launcher.check(config.nproc)
             backend = create_backend(config.backend)
             check_hardware(config, backend)
-            hub.bring(config)
+            hub.download(config)
             cards.enter_context(locked_cards(backend, config.nproc))
         except ExpError as error:
             kind = type(error).__name__
