@@ -23,8 +23,7 @@ from exp.config.compose import sets_output_dir
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.hardware.environment import git_revision, package_versions, reported_variables
 from exp.hardware.registry import create_backend
-from exp.launcher.freeze import compose_run
-from exp.launcher.validate import check_hardware
+from exp.launcher.freeze import check_hardware, compose_run
 from exp.plugins import installed
 from exp.report.formats import Table, as_markdown, count_words
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json

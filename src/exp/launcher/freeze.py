@@ -6,30 +6,47 @@ Later changes of YAML files do not change a frozen run.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from exp.config import compose, diff
-from exp.config.check import check_weights
-from exp.config.resolve import trust_packages
+from exp.config.check import (
+    check_data,
+    check_family,
+    check_nodes,
+    check_values,
+    check_weights,
+    check_wrapper,
+    derive_batch_sizes,
+    has_weights,
+    preflight_of,
+)  # fmt: skip
+from exp.config.compose import check_weights_exist, is_hub_source
+from exp.config.resolve import check_names, check_target, trust_packages
 from exp.config.schema import ExpConfig
 from exp.config.sources import structure_of
-from exp.errors import ConfigError
-from exp.hardware.registry import choose_available, create_backend
+from exp.errors import ConfigError, UnavailableError, user_code_errors
+from exp.hardware.registry import choose_available
 from exp.launcher.base import launcher_class
 from exp.launcher.run import FrozenRun
-from exp.launcher.validate import validate
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.task import create_task, task_class
+from exp.task import task_class
 from exp.trackers import check as check_trackers
 
-__all__ = ["compose_run", "freeze", "validate_run"]
+if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
+    from exp.task import Task
+
+__all__ = ["check_hardware", "compose_run", "freeze", "validate_run"]
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the system has it
 
 
 def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
@@ -67,7 +84,8 @@ def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         config = _with_backend(config, primary, task_overrides)
     elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
         config = compose.compose(primary, task_overrides)
-    config = compose.typed(config)  # checks what +KEY=VALUE added, too
+    if OmegaConf.get_type(config) is not ExpConfig:
+        config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_dict_overrides(config, overrides)
     _record_choices(config)
     return config
@@ -81,19 +99,19 @@ def validate_run(config: ExpConfig, overrides: list[str], output_dir: Path | Non
         overrides: the user's overrides.
         output_dir: the run folder; None: that of the configuration.
     """
-    launcher = launcher_class(config)
-    has_peers = config.launcher.nnodes > 1 and not launcher.is_remote(config.launcher)
+    is_remote = launcher_class(config).is_remote(config.launcher)
+    has_peers = config.launcher.nnodes > 1 and not is_remote
     if has_peers and not compose.sets_output_dir(config):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     compose.make_paths_absolute(config)
-    validate(config, overrides, create_backend(config.backend), create_task(config), launcher)
-    output_dir = (
-        Path(output_dir or config.output_dir).expanduser().absolute()
-    )  # after the checks: a task may set the name in it
-    config.output_dir = str(output_dir)
+    run = FrozenRun(config, overrides, RunFolder(config.output_dir), has_peers)
+    _check_run(run, is_remote)
+    # After the checks, since a task may set the name in the path.
+    run.folder = RunFolder(Path(output_dir or config.output_dir).expanduser().absolute())
+    config.output_dir = str(run.folder.path)
     check_trackers(config.logger)
-    _record_config_diff(config, overrides)
-    return FrozenRun(config, overrides, RunFolder(output_dir), has_peers)
+    _record_config_diff(run)
+    return run
 
 
 def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:
@@ -116,10 +134,10 @@ def _record_choices(config: ExpConfig) -> None:
     record.follows = compose.interpolations(config)
 
 
-def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
+def _record_config_diff(run: FrozenRun) -> None:
     """Record how the configuration differs from the run in ``init_from``, and from the experiment of the reference."""
-    record = config.record
-    folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    config, record = run.config, run.config.record
+    folder = compose.run_folder_of(config.init_from) if run.task.needs_weights else None
     if folder is not None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
@@ -127,7 +145,7 @@ def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
         modified = RunFolder(folder).modified_files(read_json(RunFolder(folder).result) or {})
         record.differs = [f"{name} was changed after that run" for name in modified if name == "config.yaml"]
         record.differs += diff.diff_lines(config, earlier, "trained with")
-    changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", override) for override in overrides)
+    changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", override) for override in run.overrides)
     record.reference = _reference(config, changed)
 
 
@@ -156,3 +174,96 @@ def _experiment_config(experiment: str | None, override: str) -> ExpConfig | Non
         return compose.compose("config", [f"experiment={experiment}", override])
     except MissingConfigException:
         return None
+
+
+def _check_run(run: FrozenRun, is_remote: bool) -> None:
+    """Check the configuration of a run, in place, and fill in derived values, such as the batch sizes.
+
+    Args:
+        run: a batch size among its overrides takes precedence over one in the experiment file.
+        is_remote: whether the run is a job on other machines.
+
+    Raises:
+        ConfigError: a value is wrong, or two values contradict each other.
+        DataError: a data file is missing or malformed.
+        UnavailableError: the backend or a package is missing, or there are fewer devices than ``nproc``.
+    """
+    config, backend, task = run.config, run.backend, run.task
+    check_family(config)
+    check_nodes(config)
+    check_names(config)
+    check_values(config)
+    with user_code_errors("task", task):
+        task.check(config)
+    check_task = getattr(preflight_of(config.data), "check_task", None)
+    if check_task is not None:  # checks the keys that the family adds to tasks
+        check_task(config.task)
+    if task.is_diagnostic:
+        # Check only what no worker could report; the task itself reports too few devices, missing data, and so on.
+        if task.uses_hardware and not is_remote:
+            check_hardware(config, backend, counts=False)
+        return
+    for part in ("data", "model", "wrapper"):
+        target = config[part].get("_target_")  # type: ignore[index]
+        if target is not None and not is_remote:  # the nodes of a cluster may have another PYTHONPATH (launcher.setup)
+            check_target(f"{part}._target_", target)
+    if config.precision not in backend.capabilities.precisions:
+        raise ConfigError(
+            f"precision={config.precision} is not supported by backend={backend.name}; "
+            f"use one of {', '.join(backend.capabilities.precisions)}"
+        )
+    if task.uses_hardware and not is_remote:
+        check_hardware(config, backend)
+    if task.trains and not has_weights(config):
+        target = config.model["_target_"]
+        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
+    if task.trains:
+        check_wrapper(config)
+        derive_batch_sizes(config, run.overrides)
+    else:
+        config.batch_size = config.global_batch_size = None  # without training they need not be consistent
+    _check_files(config, task)
+    uses_processes = config.nproc > 1 or config.data.get("num_workers")
+    if uses_processes and not is_remote and not os.access(_SHARED_MEMORY, os.W_OK):
+        raise UnavailableError(
+            f"{_SHARED_MEMORY} is missing or read-only, and several processes need it for shared memory; mount it "
+            "(docker run --shm-size=8g), or set nproc=1 data.num_workers=0"
+        )
+
+
+def _check_files(config: ExpConfig, task: Task) -> None:
+    if config.resume is not None and not task.saves_state:
+        raise ConfigError(
+            f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
+        )
+    if config.init_from is not None and not is_hub_source(config.init_from):
+        check_weights_exist(config.init_from)
+    if config.resume is not None and config.resume != "auto":
+        check_weights_exist(config.resume, "resume")
+    if task.uses_data:
+        check_data(config.data)
+    if task.needs_weights and config.init_from is None and has_weights(config):
+        raise ConfigError(
+            f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
+            "such as init_from=outputs/<experiment>/<run>"
+        )
+
+
+def check_hardware(config: ExpConfig, backend: Backend, counts: bool = True) -> None:
+    """Check that this machine has the backend and, if ``counts``, enough devices for ``nproc`` workers.
+
+    Raises:
+        UnavailableError: the backend is not available, or there are too few devices.
+    """
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
+    count = backend.device_count() if counts and not backend.capabilities.shared_device else config.nproc
+    if config.nproc > count:
+        names = [f"{name}={os.environ[name]}" for name in backend.visible_variables if name in os.environ]
+        ways = [f"set nproc={count}"] * (count > 0)
+        ways += [f"make more devices visible ({', '.join(names)})" if names else "make more devices visible"]
+        raise UnavailableError(
+            f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
+            + " or ".join(ways)
+        )

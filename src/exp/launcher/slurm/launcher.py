@@ -27,6 +27,7 @@ from exp.hardware.cards import visible_devices_env
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.execute import print_header, report_outcome
+from exp.launcher.freeze import check_hardware
 from exp.launcher.outcome import Outcome, outcome_file
 from exp.launcher.progress import ProgressDisplay
 from exp.launcher.rank_environment import clear_stale_environment
@@ -34,7 +35,6 @@ from exp.launcher.run import FrozenRun
 from exp.launcher.slurm.follow import JOB_FILE, SubmittedJob, follow
 from exp.launcher.slurm.submission import asks_for_cards, check_options, environment_for
 from exp.launcher.torchrun import TorchrunLauncher
-from exp.launcher.validate import check_hardware
 from exp.runs import slurm
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import UMASK, write_json
