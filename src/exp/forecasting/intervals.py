@@ -360,9 +360,8 @@ def calibrate(
 
     def score(forecast: torch.Tensor, truth: torch.Tensor, distribution: Any) -> Sequence[torch.Tensor]:
         if kind == "quantiles":
-            return [
-                torch.maximum(distribution[..., low] - truth, truth - distribution[..., high]) for low, high in pairs
-            ]
+            ends = [(distribution[..., low], distribution[..., high]) for low, high in pairs]
+            return [torch.maximum(lower - truth, truth - upper) for lower, upper in ends]
         error = truth - forecast
         if distribution is not None:
             error = error / distribution.clamp_min(MIN_STD)

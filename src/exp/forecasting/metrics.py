@@ -84,9 +84,7 @@ class WindowMetric(Metric):
             total += part.cpu().double()
         return distributed.sum(total)
 
-    def _tabulate(
-        self, name: str, series: Sequence[str], cells: torch.Tensor, sums: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _tabulate(self, name: str, series: Sequence[str], cells: torch.Tensor, sums: dict[str, torch.Tensor]) -> None:
         """Keep means per series and per step; NaN where no cell has a truth.
 
         Args:

@@ -101,18 +101,10 @@ def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[i
         if forecast.truth is not None:
             truth = [past[-1], *forecast.truth[:, channel]]
             axes.plot(times[num_shown - 1 :], truth, color="black", linewidth=1.2, label="truth")
-        for number, interval in enumerate(
-            reversed(forecast.intervals)
-        ):  # the widest first, so that narrower ones lie on top
-            axes.fill_between(
-                times[num_shown:],
-                interval.lower[:, channel],
-                interval.upper[:, channel],
-                facecolor=_INTERVAL_COLORS[min(len(forecast.intervals) - 1 - number, len(_INTERVAL_COLORS) - 1)],
-                edgecolor="none",
-                label=f"{percent(interval.level)} %",
-                zorder=1,
-            )
+        for number, interval in enumerate(reversed(forecast.intervals)):  # the widest first: narrower ones lie on top
+            color = _INTERVAL_COLORS[min(len(forecast.intervals) - 1 - number, len(_INTERVAL_COLORS) - 1)]
+            style = {"facecolor": color, "edgecolor": "none", "label": f"{percent(interval.level)} %", "zorder": 1}
+            axes.fill_between(times[num_shown:], interval.lower[:, channel], interval.upper[:, channel], **style)
         axes.plot(times[num_shown:], forecast.forecast[:, channel], color="tab:orange", linewidth=1.6, label="forecast")
         axes.axvline(times[num_shown], color="0.8", linewidth=0.8)
         literal_text(axes.set_ylabel(label(names[channel])))

@@ -200,10 +200,9 @@ def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: An
     """
     count, horizon, channels = values["forecast"].shape
     steps = origins[:, None, None] + np.arange(1, horizon + 1)
+    titles = np.array([str(escape_formula(name)) for name in names], dtype=object)
     columns = {
-        "series": np.tile(
-            np.repeat(np.array([str(escape_formula(name)) for name in names], dtype=object), horizon), count
-        ),
+        "series": np.tile(np.repeat(titles, horizon), count),
         "origin": rows[np.repeat(origins, channels * horizon)],
         "date": rows[np.broadcast_to(steps, (count, channels, horizon)).ravel()],
     }

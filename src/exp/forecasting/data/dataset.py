@@ -60,7 +60,8 @@ class ForecastingData(Data):
         mean: of the training rows in the units of the file, float64 (C,).
         std: population standard deviation of the training rows, float64 (C,); 1 where a series is constant.
         num_rows: number of rows of the file (T).
-        num_past: number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
+        num_observed_rows: number of rows up to the last one with a target's value; all rows unless covariates may run
+            ahead.
         dates: of the rows; None: the file has no dates.
         calendar: when rows come (:class:`exp.forecasting.data.calendar.Calendar`); None: not known.
         notes: warnings about the data.
@@ -136,9 +137,9 @@ class ForecastingData(Data):
         seconds, grid = (self.calendar.seconds, self.calendar.state_dict()) if self.calendar else (None, None)
         statistics, notes = saved, [*series.dates.warnings]
         if "train" in rows:
-            computed, constant = compute_statistics(self.config, series, len(rows["train"]))
+            computed, warning = compute_statistics(self.config, series, len(rows["train"]))
             statistics = computed if saved is None or saved.name != self.name else saved
-            notes += constant
+            notes += [warning] * bool(warning)
         assert statistics is not None
         notes += outlier_warnings(series)
         if statistics is saved:
@@ -166,16 +167,14 @@ class ForecastingData(Data):
     def _standardize(self, series: Series) -> None:
         statistics = self._statistics
         scale = None if statistics.scale is None else torch.tensor(statistics.scale, dtype=torch.float64)
-        self.mean, self.std = (
-            torch.tensor(values, dtype=torch.float64) for values in (statistics.mean, statistics.std)
-        )
+        self.mean = torch.tensor(statistics.mean, dtype=torch.float64)
+        self.std = torch.tensor(statistics.std, dtype=torch.float64)
         targets = series.values[:, self.scored]
         targets = targets[~np.isnan(targets)]
         zero = -self.mean / self.std if ((targets >= 0) & (targets == np.floor(targets))).all() else None  # of counts
         self._baselines = Baselines(statistics.season, 1 < statistics.season <= self.lookback, scale, zero)
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
-        # An empty cell gets the last value before it, or 0, the mean of the training rows.
-        filled = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
+        filled = _fill_cells(standardized)
         arrays = {"x": filled, "marks": time_features(self.dates, self.num_rows)}
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
             arrays["y"] = np.full_like(standardized, np.nan)
@@ -362,7 +361,7 @@ class ForecastingData(Data):
         return self._tensors.get("y", self._tensors["x"])[begin : begin + self.lookback]
 
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
-        """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
+        """The batch for a forecast of the H rows after :attr:`num_observed_rows`, and their dates.
 
         Returns:
             ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.future_covariates`` also ``"future"`` (1, H, K); and
@@ -389,14 +388,13 @@ class ForecastingData(Data):
             if num_missing and self.calendar:
                 dates = dates.append(self.calendar.future_dates(self.dates, num_missing))
         if "future" in self._tensors:
-            future = np.concatenate(
-                [self._future_covariates(dates, num_missing), time_features(dates, self.horizon)], axis=1
-            )
+            covariates = self._future_covariates(dates, num_missing)
+            future = np.concatenate([covariates, time_features(dates, self.horizon)], axis=1)
             batch["future"] = _series_contiguous(future).unsqueeze(0)
         return batch, dates
 
     def _future_covariates(self, dates: pd.DatetimeIndex | None, num_missing: int) -> np.ndarray:
-        """The standardized covariates of the H rows after :attr:`num_past`, (H, K); the file lacks the last
+        """The standardized covariates of the H rows after :attr:`num_observed_rows`, (H, K); the file lacks the last
         ``num_missing``.
 
         Raises:
@@ -414,20 +412,15 @@ class ForecastingData(Data):
         if empty.any() and self._uses_future:
             first = self.num_observed_rows + 1 + (series.header.begin if series.header else 0)
             rows = [f"row {first + row}" + ("" if dates is None else f" ({dates[row]})") for row in range(self.horizon)]
-            missing = [
-                f"{name} in {shortened([rows[row] for row in np.flatnonzero(lacks)])}"
-                for name, lacks in zip(columns, empty.T)
-                if lacks.any()
-            ]
+            cells = {name: [rows[row] for row in np.flatnonzero(lacks)] for name, lacks in zip(columns, empty.T)}
+            missing = "; nor of ".join(f"{name} in {shortened(rows)}" for name, rows in cells.items() if rows)
             raise DataError(
                 f"{self.path}: the forecast takes data.future_covariates as known, and there is no value of "
-                f"{'; nor of '.join(missing)}; give these rows, with the targets empty (data.missing=mask), or compute "
+                f"{missing}; give these rows, with the targets empty (data.missing=mask), or compute "
                 "the column (data.derived_columns)"
             )
-        standardized = (values - self.mean.numpy()) / self.std.numpy()
-        filled = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
-        ahead: np.ndarray = filled[self.num_observed_rows :][: self.horizon, series.columns.covariates]
-        return ahead
+        filled = _fill_cells((values - self.mean.numpy()) / self.std.numpy())
+        return filled[self.num_observed_rows :][: self.horizon, series.columns.covariates]
 
 
 def _uses_future(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
@@ -466,6 +459,11 @@ def _flat_lookbacks(rows: np.ndarray, lookback: int) -> tuple[float, list[int]]:
             flat |= constant
             names.append(number)
     return float(flat.mean()), names
+
+
+def _fill_cells(standardized: np.ndarray) -> np.ndarray:
+    """Give each empty cell the last value before it, or 0, the mean of the training rows; (T, C)."""
+    return pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy(dtype=np.float64)
 
 
 def _series_contiguous(values: np.ndarray) -> torch.Tensor:
@@ -512,14 +510,9 @@ def split_ranges(split: str, num_rows: int, lookback: int, horizon: int) -> dict
         if num_rows < lookback:
             raise DataError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
         return {"test": range(num_rows)}
-    overlap = lookback  # rows that validation and test share with the split before
-    if split == "pems":
-        train, val_end, end, overlap = (
-            int(0.6 * num_rows),
-            int((0.6 + 0.2) * num_rows),
-            num_rows,
-            0,
-        )  # not 0.8: as there
+    overlap = 0 if split == "pems" else lookback  # rows that validation and test share with the split before
+    if split == "pems":  # 0.6 + 0.2, not 0.8, as in those loaders
+        train, val_end, end = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows), num_rows
     elif split == "ratio":
         train, val_end, end = int(num_rows * 0.7), num_rows - int(num_rows * 0.2), num_rows
     else:
@@ -566,10 +559,7 @@ class WindowDataset(Dataset):
         # One tensor per storage, cut into windows on access: torch 1.10 cannot send two views of one storage to a new
         # process.
         self._tensors = {name: tensor[rows.start : rows.stop] for name, tensor in series.items()}
-        self.rows = rows
-        self.lookback = lookback
-        self.horizon = horizon
-        self.keep_on_device = keep_on_device
+        self.rows, self.lookback, self.horizon, self.keep_on_device = rows, lookback, horizon, keep_on_device
 
     def __len__(self) -> int:
         return max(len(self.rows) - self.lookback - self.horizon + 1, 0)

@@ -80,9 +80,7 @@ def read_dates(
         return Dates(dates, date_format, calendar)
     distance = (dates[calendar.first] - dates[calendar.first - 1]).to_pytimedelta()
     grid = calendar.grid
-    rule = (
-        f"the usual distance is {calendar.step}" if grid is None else f"most rows follow their calendar ({grid.text})"
-    )
+    rule = f"most rows follow their calendar ({grid.text})" if grid else f"the usual distance is {calendar.step}"
     problem = (
         f"{describe(calendar.first)} is {distance} after the date before it, while {rule}; "
         f"{calendar.irregular} of {len(dates) - 1} steps depart from that"

@@ -143,17 +143,11 @@ def add_derived_columns(table: pd.DataFrame, config: ForecastingDataConfig) -> p
 
 def _read_table(path: Path, header: data_files.Header) -> pd.DataFrame:
     """All rows below the header, without blank lines at the end."""
+    # Dates as text: plain numbers would later be read as nanoseconds since 1970. A blank line is a row, too.
+    dtype: Any = None if header.date is None else {header.date: str}
+    options = {"skiprows": header.begin, "names": header.names, "skip_blank_lines": False, "dtype": dtype}
     try:
-        table = pd.read_csv(
-            path,
-            header=None,
-            skiprows=header.begin,
-            names=header.names,
-            skip_blank_lines=False,  # a row is a line of the file
-            # Dates as text: plain numbers would later be read as nanoseconds since 1970.
-            dtype=None if header.date is None else {header.date: str},
-            low_memory=False,
-        )
+        table = pd.read_csv(path, header=None, low_memory=False, **options)
     except pd.errors.EmptyDataError:
         table = pd.DataFrame()
     except (ValueError, OSError, EOFError, zlib.error) as error:
@@ -262,9 +256,8 @@ class TrainingStatistics:
         """
         far, emptier = [], []
         values = pd.DataFrame(series.values[rows.start : rows.stop])
-        quantiles = (
-            values.quantile([0.01, 0.5, 0.99]).to_numpy().T
-        )  # NaN where all cells are empty: no comparison holds
+        # NaN where all cells are empty: then no comparison holds.
+        quantiles = values.quantile([0.01, 0.5, 0.99]).to_numpy().T
         saved = zip(self.names, self.low or (), self.high or (), self.missing or ())
         for (name, low, high, share), (first, middle, last), empty in zip(saved, quantiles, values.isna().mean()):
             if empty > share + _MAX_EMPTY_INCREASE:
@@ -276,10 +269,8 @@ class TrainingStatistics:
         return [f"{series.path}: {range_warning}"] * bool(far) + [f"{series.path}: {empty_warning}"] * bool(emptier)
 
 
-def compute_statistics(
-    config: ForecastingDataConfig, series: Series, train: int
-) -> tuple[TrainingStatistics, list[str]]:
-    """The statistics of the training rows, and a warning if some series are constant there.
+def compute_statistics(config: ForecastingDataConfig, series: Series, train: int) -> tuple[TrainingStatistics, str]:
+    """The statistics of the training rows, and a warning if some series are constant there; empty: none is.
 
     Mean and population standard deviation are those of sklearn's StandardScaler; empty cells are ignored.
 
@@ -321,10 +312,9 @@ def compute_statistics(
         "exact forecasts of them lower the mean error over all series"
     )
     files = file_fingerprint(series.path)
-    statistics = TrainingStatistics(
-        config.name, names, mean, std, low, high, missing, season=season, scale=scale, files=files
-    )
-    return statistics, [warning] * bool(constant_names)
+    moments = (names, mean, std, low, high, missing)
+    statistics = TrainingStatistics(config.name, *moments, season=season, scale=scale, files=files)
+    return statistics, warning * bool(constant_names)
 
 
 def outlier_warnings(series: Series) -> list[str]:

@@ -97,7 +97,7 @@ def gaussian_log_density(
 def noise_log_density(
     context: torch.Tensor, latents: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Sum over C latents of log N(value; 0, 1) + log |derivative by the own latent|. Differentiable once.
+    """Sum over C latents of log N(value; 0, 1) + log |derivative by its own latent|. Differentiable once.
 
     Args:
         context: (N, K), input of every MLP.
@@ -245,11 +245,7 @@ class _ShallowBlock:
     """
 
     def __init__(
-        self,
-        inputs: torch.Tensor,
-        scratch: torch.Tensor,
-        latent_slice: slice,
-        parameters: Sequence[torch.Tensor],
+        self, inputs: torch.Tensor, scratch: torch.Tensor, latent_slice: slice, parameters: Sequence[torch.Tensor]
     ) -> None:
         weight, bias, last_weight, last_bias = (parameter[latent_slice] for parameter in parameters)
         self.inputs, self.scratch, self.latent_slice, self.rows = inputs, scratch, latent_slice, slice(None)

@@ -78,9 +78,8 @@ def viterbi(log_emissions: torch.Tensor, log_initial: torch.Tensor, log_transiti
         (B, T), int64.
     """
     with autocast_disabled(log_emissions.device.type):
-        emissions, _, initial, transition = _floored_time_first(
-            log_emissions.float(), log_initial.float(), log_transition.float()
-        )
+        inputs = (tensor.float() for tensor in (log_emissions, log_initial, log_transition))
+        emissions, _, initial, transition = _prepare(*inputs)
         scores = _messages(emissions, initial, transition, False, _maximum, _shift_max_to_zero)[0] + emissions
         scores = scores - scores.amax(1, keepdim=True)
         pointers = _best_origins(scores[:-1], transition)
@@ -88,9 +87,7 @@ def viterbi(log_emissions: torch.Tensor, log_initial: torch.Tensor, log_transiti
         return _backtrace(pointers, last).t().contiguous()
 
 
-def _floored_time_first(
-    emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
+def _prepare(emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Apply ``LOG_FLOOR``, and put the batch last, so that reductions over regimes run along contiguous memory.
 
     Returns:
@@ -108,7 +105,7 @@ class _LogLikelihood(torch.autograd.Function):
     def forward(
         ctx: Any, emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor, with_gradient: bool
     ) -> torch.Tensor:
-        emissions, peaks, initial, transition = _floored_time_first(emissions, initial, transition)
+        emissions, peaks, initial, transition = _prepare(emissions, initial, transition)
         predicted, future = _messages(emissions, initial, transition, with_gradient, _log_sum_exp, _log_normalize)
         joint = predicted + emissions
         result = (torch.logsumexp(joint, 1) + peaks).sum(0)  # log p(x_t | x_<t) of every step
@@ -198,9 +195,8 @@ def _backtrace(pointers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         (T, B), int64.
     """
     after = last.view(1, 1, -1)
-    for first, second, count in reversed(
-        _tree(pointers.transpose(0, 1), lambda one, other: one.gather(0, other), dim=1)
-    ):
+    tree = _tree(pointers.transpose(0, 1), lambda first, second: first.gather(0, second), dim=1)
+    for first, second, count in reversed(tree):
         paired = after[:, : first.shape[1]]
         after = _interleave(second.gather(0, paired), paired, after, count)
     before = pointers.gather(1, after.transpose(0, 1)).squeeze(1)

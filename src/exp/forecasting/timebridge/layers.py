@@ -18,11 +18,7 @@ __all__ = ["CointegratedAttention", "Encoder", "IntegratedAttention", "PatchDown
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    owner: nn.Module | None = None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, owner: nn.Module | None = None
 ) -> torch.Tensor:
     """Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, eq. 1), with dropout on its weights.
 

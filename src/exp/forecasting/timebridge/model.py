@@ -288,13 +288,9 @@ def _stack_mlps(prior: _State) -> dict[str, torch.Tensor]:
         match = _MLP.match(key)
         if match:
             latents_by_layer.setdefault((int(match.group(2)), match.group(3)), {})[int(match.group(1))] = value
-    linear_indices = sorted(
-        {index for index, _ in latents_by_layer}
-    )  # of the linear layers; activations are between them
+    indices = sorted({index for index, _ in latents_by_layer})  # of the linear layers; activations are between them
     stacked = {
-        f"mlps.layers.{linear_indices.index(index)}.{kind}": torch.stack(
-            [latents[number] for number in sorted(latents)]
-        )
+        f"mlps.layers.{indices.index(index)}.{kind}": torch.stack([latents[number] for number in sorted(latents)])
         for (index, kind), latents in latents_by_layer.items()
     }
     if max((len(latents) for latents in latents_by_layer.values()), default=0) > _MAX_UNCOMPRESSED_LATENTS:

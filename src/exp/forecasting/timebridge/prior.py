@@ -100,11 +100,10 @@ class TimeBridgePrior(TimeBridge):
             self.stationary_prior = StationaryPrior(self.stationary, config.lags, hidden, layers, context)
         if self.stationary < channels:
             hidden = config.nonstationary_hidden or config.prior_hidden or 384
-            self.nonstationary_prior = NonstationaryPrior(
-                channels - self.stationary, config.regime_embedding_dim, hidden, layers
-            )
+            size = config.regime_embedding_dim
+            self.nonstationary_prior = NonstationaryPrior(channels - self.stationary, size, hidden, layers)
             self.regimes = Regimes(config.regimes, min(config.regime_channels, channels))
-            self.regime_embedding = nn.Embedding(config.regimes, config.regime_embedding_dim)
+            self.regime_embedding = nn.Embedding(config.regimes, size)
 
     @staticmethod
     def _check(config: TimeBridgePriorConfig) -> None:
@@ -234,7 +233,7 @@ class LatentMLPs(nn.Module):
         self.layers = nn.ModuleList(StackedLinear(latents, *pair) for pair in zip(sizes, sizes[1:]))
 
     def log_density(self, context: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-        """Sum over the latents of log N(value; 0, 1) + log |derivative by the own latent|.
+        """Sum over the latents of log N(value; 0, 1) + log |derivative by its own latent|.
 
         Args:
             context: (..., K).
