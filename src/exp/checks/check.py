@@ -27,24 +27,8 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "FAILED",
-    "LIMITS_S",
-    "OK",
-    "SKIPPED",
-    "WARNING",
-    "CheckResult",
-    "Journal",
-    "crash_reason",
-    "evaluate_collectives",
-    "evaluate_operators",
-    "fail",
-    "ok",
-    "print_result",
-    "report_journal",
-    "report_result",
-    "round2",
-    "skip",
-    "table_of",
+    "FAILED", "LIMITS_S", "OK", "SKIPPED", "WARNING", "CheckResult", "Journal", "crash_reason", "evaluate_collectives",
+    "evaluate_operators", "fail", "ok", "print_result", "report_journal", "report_result", "round2", "skip", "table_of",
 ]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -82,17 +66,17 @@ class CheckResult:
 
 
 def ok(finding: str, advice: str = "", **values: Any) -> CheckResult:
-    """The answer of a check that passed: status ``ok``, or ``warning`` if there is advice."""
+    """The result of a check that passed: status ``ok``, or ``warning`` if there is advice."""
     return CheckResult(WARNING if advice else OK, finding, advice, values)
 
 
 def fail(finding: str, advice: str, **values: Any) -> CheckResult:
-    """The answer of a check that failed."""
+    """The result of a check that failed."""
     return CheckResult(FAILED, finding, advice, values)
 
 
 def skip(reason: str, advice: str = "") -> CheckResult:
-    """The answer of a check that was not run."""
+    """The result of a check that was not run."""
     return CheckResult(SKIPPED, reason, advice)
 
 
@@ -217,7 +201,7 @@ def print_result(answer: CheckResult) -> None:
 
 
 def table_of(values: Mapping[str, Any]) -> Table | None:
-    """The table in the values of an answer, without rows of status ``equal``; None: no rows are left.
+    """The table in the values of a result, without rows of status ``equal``; None: no rows are left.
 
     A row is colored by the first word of its ``verdict``.
     """
@@ -260,7 +244,7 @@ def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Ch
         precision: precision of the training.
 
     Returns:
-        An answer whose ``values`` have the table. Each row is the worst call of one operator: ``status`` (from worst
+        A result whose ``values`` have the table. Each row is the worst call of one operator: ``status`` (from worst
         to best ``crashed``, ``failed``, ``wrong``, ``off``, ``left the card``, ``equal``, ``not compared``); the
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.

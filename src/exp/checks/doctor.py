@@ -66,7 +66,7 @@ class _RankResults:
     Attributes:
         rank: number of the rank.
         host: its host; None: it has no journal.
-        checks: answers by name of the check, in their order; :func:`judge` adds the checks that the rank did not reach.
+        checks: results by name of the check, in their order; :func:`judge` adds the checks that the rank did not reach.
         running: journal line of the check that started but did not finish; None: there is none.
         missing_ranks: ranks for which it waited until the timeout; None: it did not finish its checks.
     """
@@ -128,7 +128,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
 
 
 def _collect_results(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float) -> list[_RankResults]:
-    """All ranks, with an answer to each check; each failure is reported for the rank that caused it.
+    """All ranks, with a result of each check; each failure is reported for the rank that caused it.
 
     If a rank hangs or dies in a joint check, the failures of the other ranks in that check become skips. A rank for
     which others waited until the timeout fails, even if it arrived later.
@@ -180,7 +180,7 @@ def _read_journals(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank
 def _unfinished_result(
     rank: _RankResults, outcome: Outcome, limit_s: float, started: float, ended: float
 ) -> tuple[str, CheckResult]:
-    """The check in which an unfinished rank ended, and an answer with the reason."""
+    """The check in which an unfinished rank ended, and a result with the reason."""
     failure = next((failure for failure in outcome.failures if failure.rank == rank.rank), None)
     reason, advice = None, f"{_LOG}, logs/agent*.log and the node of the rank"
     name = "ranks" if rank.host is None else next((check for check in CHECKS if check not in rank.checks), END)

@@ -65,7 +65,7 @@ class Check(NamedTuple):
         body: runs the check; may raise any exception of the device's libraries.
         needs: names of checks that must pass first.
         joint: all ranks run the check together, or none does; before it they wait for each other.
-        column: title of its column in the table, which shows ``shown`` of the answer's values; empty: no column.
+        column: title of its column in the table, which shows ``shown`` of the result's values; empty: no column.
     """
 
     body: Callable[[CheckContext], CheckResult]
@@ -101,7 +101,7 @@ class CheckContext:
         self.journal.end(START, host=socket.gethostname())
 
     def run(self, name: str, check: Check) -> None:
-        """Run one check and record its answer; an exception makes the check fail, and the next check runs."""
+        """Run one check and record its result; an exception makes the check fail, and the next check runs."""
         started = time.monotonic()
         self.journal.begin(name)
         try:
@@ -119,7 +119,7 @@ class CheckContext:
         self.journal.end(name, answer=answer.__dict__)
 
     def _blocked_by(self, name: str, check: Check) -> CheckResult | None:
-        """The answer of a check that cannot run, here or on another rank; None: it can run."""
+        """The result of a check that cannot run, here or on another rank; None: it can run."""
         missing_need = next((need for need in check.needs if need not in self.passed), None)
         needs_by_rank = self.exchange(name, missing_need) if check.joint else {}
         if missing_need is not None:

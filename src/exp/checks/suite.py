@@ -160,7 +160,7 @@ def machine_of(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[s
 
 @dataclass
 class _Suite:
-    """The checks of a machine and their answers.
+    """The checks of a machine and their results.
 
     Attributes:
         task: the task of the configuration.
@@ -238,7 +238,7 @@ class _Suite:
         return fail(f"{kind}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
     def _with_efficiency(self, name: str, answer: CheckResult) -> CheckResult:
-        """The answer of a check; that of a speed on several cards with the efficiency of scaling."""
+        """The result of a check; that of a speed on several cards with the efficiency of scaling."""
         prefix, _, number = name.rpartition("-")
         one_card_rate = self.rows.get(f"{prefix}-1", {}).get("values", {}).get("samples_per_second")
         if one_card_rate and number != "1":
@@ -255,7 +255,7 @@ class _Suite:
         return answer
 
     def _store(self, name: str, answer: CheckResult) -> None:
-        """Store an answer, and write ``qualify.json`` and ``qualify.md``, in the order of the plan.
+        """Store a result, and write ``qualify.json`` and ``qualify.md``, in the order of the plan.
 
         Rows of an earlier plan stay in ``qualify.json``, but do not count for the verdict.
         """

@@ -22,16 +22,8 @@ if TYPE_CHECKING:
     from exp.config.schema import FiguresConfig
 
 __all__ = [
-    "Picture",
-    "encode_picture",
-    "label",
-    "literal_text",
-    "new_figure",
-    "render_file",
-    "render_pixels",
-    "resize",
-    "title_and_legend",
-    "training_curves",
+    "Picture", "encode_picture", "label", "literal_text", "new_figure", "render_file", "render_pixels", "resize",
+    "title_and_legend", "training_curves",
 ]  # fmt: skip
 
 Picture = Union[Figure, np.ndarray]

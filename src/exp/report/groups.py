@@ -20,20 +20,9 @@ if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "Group",
-    "Mean",
-    "canonical",
-    "column",
-    "differing",
-    "format_mean",
-    "greater_is_better",
-    "is_seed",
-    "keys_of",
-    "ranked",
-    "rankings",
-    "short_names",
-    "sort_key",
-]
+    "Group", "Mean", "canonical", "column", "differing", "format_mean", "greater_is_better", "is_seed", "keys_of",
+    "ranked", "rankings", "short_names", "sort_key",
+]  # fmt: skip
 
 _GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger")
 # Keys that do not affect the computation.

@@ -18,15 +18,7 @@ from exp.runs.files import read_json, read_yaml
 from exp.runs.folder import RunFolder, validation_metric
 
 __all__ = [
-    "COLUMNS",
-    "NUMBERS",
-    "Run",
-    "column_title",
-    "find_runs",
-    "flatten",
-    "is_compared",
-    "is_number",
-    "natural_key",
+    "COLUMNS", "NUMBERS", "Run", "column_title", "find_runs", "flatten", "is_compared", "is_number", "natural_key",
     "read_run",
 ]  # fmt: skip
 
