@@ -335,11 +335,11 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two splits, such as {copies[0]}: metrics would "
                 "include images of the training; remove them from one"
             )
-        unit, labels = ("pixel", "masks") if self.per_pixel else ("image", "labels")
+        unit = "pixel" if self.per_pixel else "image"
         for split, data in self._splits.items() if self.learns_classes else ():
             present, num_read = self.classes_present(data.samples)
             absent = [name for number, name in enumerate(self.classes) if number not in present]
-            is_complete, scope = num_read == len(data), f"{num_read} of {len(data)} {split} {labels}"
+            is_complete, scope = num_read == len(data), f"{num_read} of {len(data)} {split} labels"
             if is_complete and len(absent) == len(self.classes):
                 raise DataError(f"no class is in {scope}{self.hint}")
             # If only a sample of the masks was read, a few lacking classes may be chance.
