@@ -182,18 +182,18 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
 
 def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
     """Draw the maps of some images, and a contact sheet; returns the files."""
-    patch, tiles, drawn = int(model.backbone.patch_size), [], []
+    patch, tiles, plot_files = int(model.backbone.patch_size), [], []
     for number in evenly_spaced(len(files), session.config.task.max_images):
         file, features, _, width, *_ = files[number]
         picture = enlarge(to_rgb(shrink(read(Path(file)), _LONGEST)), 256)
         patches = load_file(str(session.folder.path / features))["patches"]
         colors = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
         pair, name = panels([picture, colors]), Path(features).stem
-        drawn += write_picture(session, f"plots/features/{name}.png", pair)
+        plot_files += write_picture(session, f"plots/features/{name}.png", pair)
         tiles.append(Tile(pair, [name]))
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
     title = f"Principal components of the patch features in red, green, blue: {shares} of the variance"
-    return drawn + write_picture(session, "plots/features.png", contact_sheet(tiles, side=440, title=title))
+    return plot_files + write_picture(session, "plots/features.png", contact_sheet(tiles, side=440, title=title))
 
 
 class Components:

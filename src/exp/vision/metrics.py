@@ -229,5 +229,5 @@ class FeatureSimilarity(SampleMetric):
 
 def nan_mean(values: Sequence[float]) -> float:
     """The mean of the values that are not NaN; NaN if there are none."""
-    numbers = [value for value in values if value == value]  # False for NaN
-    return sum(numbers) / len(numbers) if numbers else float("nan")
+    finite = [value for value in values if value == value]  # False for NaN
+    return sum(finite) / len(finite) if finite else float("nan")

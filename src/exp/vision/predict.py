@@ -240,8 +240,8 @@ def predict_scenes(
 
     def add(number: int, entry: Input) -> None:
         check_pixels(entry.path)
-        read, missing = data.read.read_with_missing(entry.path)
-        pixels = data.apply_eval_pipeline(read, entry.path, missing)
+        image, missing = data.read.read_with_missing(entry.path)
+        pixels = data.apply_eval_pipeline(image, entry.path, missing)
         if pending and (pending[0][2].shape, pending[0][2].dtype) != (pixels.shape, pixels.dtype):
             flush()
         pending.append((number, entry, pixels))
@@ -259,18 +259,18 @@ def predict_scenes(
             scenes[number] = ScenePrediction(str(entry.path), best_classes, None if truths is None else truths[number])
         pending.clear()
 
-    everything, failed, seconds = map_rank_shard(session, inputs, add, scenes, flush)
-    metrics = {"images": len(everything), "failed": len(failed), "images_per_second": len(everything) / seconds}
-    if truths is not None and everything:
-        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
+    predictions, failed, seconds = map_rank_shard(session, inputs, add, scenes, flush)
+    metrics = {"images": len(predictions), "failed": len(failed), "images_per_second": len(predictions) / seconds}
+    if truths is not None and predictions:
+        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in predictions) / len(predictions)
     files: list[str] = []
-    if session.distributed.is_main and everything:
-        write_atomically(session.folder.path / "predictions.csv", predictions_csv(everything))
+    if session.distributed.is_main and predictions:
+        write_atomically(session.folder.path / "predictions.csv", predictions_csv(predictions))
         files.append("predictions.csv")
-        drawn = [everything[number] for number in evenly_spaced(len(everything), session.config.task.max_images)]
+        drawn = [predictions[number] for number in evenly_spaced(len(predictions), session.config.task.max_images)]
         if drawn:
             tiles = [draw_scene_tile(to_rgb(shrink(data.read(scene.file), 512)), scene) for scene in drawn]
-            page = contact_sheet(tiles, title=f"{len(drawn)} of {len(everything)} predictions")
+            page = contact_sheet(tiles, title=f"{len(drawn)} of {len(predictions)} predictions")
             files += write_picture(session, "plots/predictions.png", page)
     return metrics, files, failed
 

@@ -253,7 +253,7 @@ class ProbeRunner:
 
     def __init__(self, task: Any) -> None:
         self.task, self.store = task, FeatureStore(task.store)
-        parts, self.pixels = self.store.about["splits"], self.store.array("train", "labels").ndim == 3
+        counts, self.pixels = self.store.about["splits"], self.store.array("train", "labels").ndim == 3
         self.classes = len(self.store.about["classes"])
         self.metric = "mIoU" if self.pixels else "accuracy"
         self.kind = kind = task.features or ("patches" if self.pixels else "cls+mean")
@@ -264,15 +264,15 @@ class ProbeRunner:
             task.probes = [probe for probe in task.probes if probe != "knn"]  # neighbors are of images
             if not task.probes:
                 raise ConfigError("task.probes=[knn] is for images, not for patches; take [logistic,sgd]")
-        images = np.arange(parts["train"])
-        if "test" in parts and "val" in parts:
+        images = np.arange(counts["train"])
+        if "test" in counts and "val" in counts:
             self.val = read_labeled_features(self.store, "val", kind)
         else:
             held_out = np.sort(np.random.default_rng(0).permutation(images)[::_HELD_OUT])
             images = np.setdiff1d(images, held_out)
             self.val = read_labeled_features(self.store, "train", kind, held_out)
         self.train = read_labeled_features(self.store, "train", kind, images)
-        self.test = read_labeled_features(self.store, "test" if "test" in parts else "val", kind)
+        self.test = read_labeled_features(self.store, "test" if "test" in counts else "val", kind)
 
     def notes(self) -> list[str]:
         """A warning if some of ``task.k`` exceed the number of training rows.

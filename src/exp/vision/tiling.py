@@ -99,8 +99,8 @@ class Tiling:
             (B, H, W), uint8; with ``label_sizes`` of the largest of these heights and widths.
         """
         sizes = sizes or [(image.shape[-2], image.shape[-1])] * image.shape[0]
-        size_of_labels = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
-        labels = torch.full((image.shape[0], *size_of_labels), fill, dtype=torch.uint8, device=image.device)
+        label_size = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
+        labels = torch.full((image.shape[0], *label_size), fill, dtype=torch.uint8, device=image.device)
         for row, pixels, (height, width), size in zip(labels, image, sizes, label_sizes or sizes):
             for top, part in self.rows(network, num_classes, InMemoryImage(pixels[:, :height, :width]), size):
                 row[top : top + len(part), : size[1]] = part

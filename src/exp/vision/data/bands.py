@@ -269,8 +269,8 @@ class ImageReader:
         missing_masks += [] if invalid is None else [invalid.all(axis=2)]
         missing = np.logical_or.reduce(missing_masks) if missing_masks and np.any(missing_masks) else None
         if missing is not None:
-            missing_3d = missing[..., None]
-            invalid = missing_3d.repeat(pixels.shape[2], axis=2) if invalid is None else invalid | missing_3d
+            missing_in_all = missing[..., None]
+            invalid = missing_in_all.repeat(pixels.shape[2], axis=2) if invalid is None else invalid | missing_in_all
         channels = self._channels(pixels, path)
         if invalid is not None and invalid.shape[2] != self.channels:
             invalid = invalid.any(axis=2, keepdims=True).repeat(self.channels, axis=2)

@@ -387,10 +387,10 @@ class ImageData(Data):
         # By sample: several ranks may have skipped the same one in different epochs.
         skipped = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
         ranks = gather((skipped, self.resized))
-        all_skipped = sorted({sample for samples, _ in ranks for sample in samples})
-        if all_skipped:
-            files = [self._splits[split].samples[number][0] for split, number in all_skipped[:NAMED_FILES]]
-            record["skipped"] = {"count": len(all_skipped), "files": files}
+        skipped_samples = sorted({sample for samples, _ in ranks for sample in samples})
+        if skipped_samples:
+            files = [self._splits[split].samples[number][0] for split, number in skipped_samples[:NAMED_FILES]]
+            record["skipped"] = {"count": len(skipped_samples), "files": files}
         resized = {path: size for _, sizes in ranks for path, size in sizes.items()}
         if resized:
             record["resized"] = {"count": len(resized), "files": dict(sorted(resized.items())[:NAMED_FILES])}

@@ -215,8 +215,8 @@ class ColorMasks:
         is_unknown = labels == _UNKNOWN_LABEL
         unknown = int(lengths[is_unknown].sum())
         if unknown > _MOST_UNKNOWN * packed.size:
-            values, counts = np.unique(np.repeat(colors[is_unknown], lengths[is_unknown]), return_counts=True)
-            common = [f"{values[number]:06X}" for number in np.argsort(-counts)]
+            color_values, counts = np.unique(np.repeat(colors[is_unknown], lengths[is_unknown]), return_counts=True)
+            common = [f"{color_values[number]:06X}" for number in np.argsort(-counts)]
             raise DataError(
                 f"{path}: {100 * unknown / packed.size:.1f} % of the pixels have no color of data.palette (at most "
                 f"{100 * _MOST_UNKNOWN:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; "

@@ -272,7 +272,7 @@ class Normalization:
         Raises:
             DataError: the weights have another number of channels.
         """
-        reader, is_trained_here = self.reader, "channels" in state
+        reader, is_training_state = self.reader, "channels" in state
         self._has_inspected = True
         if state.get("channels", reader.channels) != reader.channels:
             raise DataError(
@@ -281,12 +281,12 @@ class Normalization:
             )
         mean = "train" if self.is_measured else self.mean
         for key, value in {"bands": reader.bands, "mean": mean, "value_range": reader.value_range}.items():
-            if is_trained_here and state.get(key) != value and (value is not None or key == "bands"):
+            if is_training_state and state.get(key) != value and (value is not None or key == "bands"):
                 logger.warning("data.%s=%s, but the weights were trained with %s", key, value, state.get(key))
         if reader.bands == state.get("bands"):
             reader.num_file_bands, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
-        if is_trained_here:
+        if is_training_state:
             self.mean = self.std = None
             reader.modalities.statistics = dict(state.get("modality_statistics") or {})
         self._take(state)

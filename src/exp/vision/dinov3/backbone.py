@@ -131,18 +131,18 @@ def merge_lora(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     Returns:
         The state without updates: new tensors for layers with an update, else the tensors of ``state``.
     """
-    plain = {key: value for key, value in state.items() if not is_lora(key)}
+    merged = {key: value for key, value in state.items() if not is_lora(key)}
     for down in [key for key in state if is_lora(key) and key.endswith(".down")]:
         prefix, _, name = down[: -len(".down")].rpartition("lora.")
         part = "qkv".find(name)
         layer = f"{prefix}{name if part < 0 else 'qkv'}.weight"
         up, scale = f"{down[:-4]}up", f"{down[:-4]}scale"
         update = state[scale].float() * (state[up].float() @ state[down].float())
-        weight = plain[layer].float().clone()
+        weight = merged[layer].float().clone()
         first = max(part, 0) * len(update)
         weight[first : first + len(update)] += update
-        plain[layer] = weight.to(plain[layer].dtype)
-    return plain
+        merged[layer] = weight.to(merged[layer].dtype)
+    return merged
 
 
 # Epsilon of all layer norms.
