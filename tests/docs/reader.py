@@ -27,7 +27,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 # Pages whose commands build on one another, in the order of a reader.
 GROUPS = {
-    "series": ["README", "first-run", "train", "sweep", "resume", "own-csv", "data", "prior"],
+    "series": ["README", "first-run", "train", "sweep", "resume", "own-csv", "data", "timebridge-prior"],
     "intervals": ["intervals"],
     "machines": ["run", "launch", "hardware", "checks", "hooks", "add-a-backend"],
     "images": ["own-images", "dinov3", "data-images", "probes"],

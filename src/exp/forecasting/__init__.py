@@ -1,4 +1,4 @@
-"""Multivariate forecasting: series, TimeBridge, and its variant with a transition prior.
+"""Multivariate forecasting: series, intervals around forecasts, and models.
 
 A plugin that comes with exp: it uses the public interfaces only.
 """

@@ -411,7 +411,7 @@ def _format_step(grid: Grid | None, step: int) -> str:
 def time_features(dates: pd.DatetimeIndex | None, num_rows: int) -> np.ndarray:
     """Hour of the day, day of the week, of the month and of the year, each scaled to [-0.5, 0.5].
 
-    The convention of GluonTS (Alexandrov et al., arXiv 1906.05264) for hourly data. Published TimeBridge runs use these
+    The convention of GluonTS (Alexandrov et al., arXiv 1906.05264) for hourly data. Published benchmarks use these
     four for every data set, also for rows every few minutes.
 
     Args:
