@@ -73,7 +73,7 @@ def contender(name: str, portable: bool, threads: int, pipe: Connection) -> None
         from exp.hardware import operators
         from exp.hardware.operators import separable
 
-        operators.install("cpu", set(operators.KERNELS) - separable.TELLING)
+        operators.install("cpu", set(operators.KERNELS) - separable.SELF_REFERENTIAL)
     model, loss_of = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=True)
     saved: dict[int, int] = {}

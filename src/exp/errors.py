@@ -28,7 +28,7 @@ __all__ = [
     "CheckpointError", "ConfigError", "DataError", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
     "SignalReceived", "UnavailableError", "as_exp_error", "error_message", "first_line", "format_user_error",
     "is_about_shapes", "is_out_of_memory", "is_user_file", "nearest", "no_terminal", "qualified_name",
-    "raised_by_user_code", "user_code_errors", "user_location", "user_traceback",
+    "raised_by_user_code", "typed_message", "user_code_errors", "user_location", "user_traceback",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -223,6 +223,11 @@ def error_message(error: BaseException) -> str:
     return text
 
 
+def typed_message(error: BaseException) -> str:
+    """The name of the error's class, and its text; the first line alone is enough for a message of one line."""
+    return f"{type(error).__name__}: {error_message(error).strip()}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without the quotes that Python puts around the text of a KeyError."""
     lines = str(error.args[0] if error.args else error).splitlines()
@@ -262,7 +267,7 @@ def format_user_error(error: BaseException) -> str | None:
     if frame is None:
         return None
     file, line, owner, tensors = frame
-    headline, *details = f"{type(error).__name__}: {error_message(error).strip()}".splitlines()
+    headline, *details = typed_message(error).splitlines()
     shapes = f"; {', '.join(tensors)}" if tensors and is_about_shapes(error) else ""
     return "\n".join([f"{owner} raises {headline} ({file}, line {line}){shapes}", *details])
 
@@ -331,6 +336,5 @@ def user_code_errors(key: str, owner: Any) -> Iterator[None]:
     except Exception as error:  # user code may raise anything
         if not raised_by_user_code(error):
             raise
-        headline = f"{type(error).__name__}: {error_message(error).strip()}"
-        message = format_user_error(error) or f"{key}: {qualified_name(owner)} raises {headline}"
+        message = format_user_error(error) or f"{key}: {qualified_name(owner)} raises {typed_message(error)}"
         raise ConfigError(message.splitlines()[0]) from error

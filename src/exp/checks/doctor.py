@@ -189,7 +189,7 @@ def _unfinished_result(
         killed = failure.message if failure is not None and failure.exit_code < 0 else None
         reason = crash_reason(rank.running, killed, limit_s, ended)
     elif rank.host is None and failure is not None:
-        reason = f"ended before its first check: {failure.message.splitlines()[0]}"
+        reason = f"ended before its first check: {failure.headline}"
     elif rank.host is None and (not outcome.failures or ended - started >= limit_s):  # else it was ended at its start
         reason = f"never arrived: {(outcome.detail or f'it left no record within {limit_s} s').splitlines()[0]}"
     return name, fail(reason, advice) if reason else skip("ended with the job, because another rank stopped")

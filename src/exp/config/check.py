@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
 __all__ = [
-    "REFUSED", "check_data", "check_family", "check_hooks", "check_nodes", "check_values", "check_weights",
-    "check_wrapper", "derive_batch_sizes", "has_weights", "preflight_of", "refused_hook",
+    "UNSUPPORTED_HOOKS", "check_data", "check_family", "check_hooks", "check_nodes", "check_values", "check_weights",
+    "check_wrapper", "derive_batch_sizes", "has_weights", "preflight_of", "unsupported_hook_message",
 ]  # fmt: skip
 
 _CHOICES = {
@@ -93,7 +93,7 @@ def check_values(config: ExpConfig) -> None:
         value: Any = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
             raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}")
-    for key, least in _LEAST.items():
+    for key, least in _MINIMUM.items():
         value = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value is not None and not value >= least:  # not `<`, so that NaN is refused, too
             raise ConfigError(f"{key}={value} must be at least {least}")
@@ -142,12 +142,12 @@ def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
     Raises:
         ConfigError: the families differ, and no plugin has both.
     """
-    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
-    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
-    if wanted and found and not any({wanted, found} <= families for families in together):
+    family, trained_family = _family_of(config, "model"), _family_of(trained, "model")
+    plugin_families = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
+    if family and trained_family and not any({family, trained_family} <= families for families in plugin_families):
         raise ConfigError(
-            f"init_from={console.display_path(folder)} has trained a model for {found} ({trained.name}), but this one "
-            f"is for {wanted}; leave out experiment=... to use that of the weights, or use other weights"
+            f"init_from={console.display_path(folder)} has trained a model for {trained_family} ({trained.name}), but "
+            f"this one is for {family}; leave out experiment=... to use that of the weights, or use other weights"
         )
 
 
@@ -180,15 +180,15 @@ def check_family(config: ExpConfig) -> None:
                 )
 
 
-REFUSED = (
+UNSUPPORTED_HOOKS = (
     "Hook", "CheckpointHook", "LoggerHook", "ParamSchedulerHook", "DistSamplerSeedHook", "NaiveVisualizationHook",
     "PrepareTTAHook", "NPUProfilerHook",
 )  # fmt: skip
 """Names of MMEngine's hooks that do not work in exp."""
 
 
-def refused_hook(name: str) -> str:
-    """The message for a hook of :data:`REFUSED`."""
+def unsupported_hook_message(name: str) -> str:
+    """The message for a hook of :data:`UNSUPPORTED_HOOKS`."""
     return f"hooks: {name} cannot be used here; docs/extend/hooks.md has the reason, and what to use instead"
 
 
@@ -205,15 +205,15 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         if not isinstance(hook.get("type"), str):
             raise ConfigError(f"hooks[{index}] has no type; write it as {{type: <name of a class>, <its arguments>}}")
         module, _, last = str(hook["type"]).rpartition(".")
-        if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
-            raise ConfigError(refused_hook(last))
+        if last in UNSUPPORTED_HOOKS and module.split(".")[0] in ("", "mmengine"):
+            raise ConfigError(unsupported_hook_message(last))
         for key, _, name, path in walk(hook, f"hooks[{index}]"):
-            written = isinstance(path, str) and name in ("json_trace_path", "dir_name")
-            if written and (Path(path).is_absolute() or ".." in Path(path).parts):
+            is_output = isinstance(path, str) and name in ("json_trace_path", "dir_name")
+            if is_output and (Path(path).is_absolute() or ".." in Path(path).parts):
                 raise ConfigError(f"{key}={path} must be a relative path below the run folder")
 
 
-_LEAST: Mapping[str, int] = {
+_MINIMUM: Mapping[str, int] = {
     **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
     **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
     **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "sweep.parallel_jobs"), 1),
@@ -233,22 +233,23 @@ def derive_batch_sizes(config: ExpConfig, overrides: Sequence[str] = ()) -> None
         ConfigError: neither is given, the two disagree, or ``global_batch_size`` is not a multiple of ``processes *
             accumulate``; the message then has the nearest multiples.
     """
-    given = {override.split("=")[0].lstrip("+") for override in overrides}
-    each = None if given & _BATCH == {"global_batch_size"} else config.batch_size
-    whole = None if given & _BATCH == {"batch_size"} else config.global_batch_size
+    keys = {override.split("=")[0].lstrip("+") for override in overrides}
+    per_rank = None if keys & _BATCH == {"global_batch_size"} else config.batch_size
+    global_size = None if keys & _BATCH == {"batch_size"} else config.global_batch_size
     processes = config.nproc * config.launcher.nnodes
     parts = processes * config.accumulate
-    spread = f"{processes} process{'es' if processes > 1 else ''} x accumulate={config.accumulate}"
-    if whole is None:
-        if each is None:
+    layout = f"{processes} process{'es' if processes > 1 else ''} x accumulate={config.accumulate}"
+    if global_size is None:
+        if per_rank is None:
             raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
-        whole = each * parts
-    below, rest = whole // parts * parts, whole % parts
-    if rest:
+        global_size = per_rank * parts
+    below, remainder = global_size // parts * parts, global_size % parts
+    if remainder:
         valid = " or ".join(str(value) for value in (below, below + parts) if value)
-        raise ConfigError(f"global_batch_size={whole} does not divide over {spread}; nearest: {valid}")
-    if each not in (None, whole // parts):
+        raise ConfigError(f"global_batch_size={global_size} does not divide over {layout}; nearest: {valid}")
+    if per_rank not in (None, global_size // parts):
         raise ConfigError(
-            f"batch_size={each} over {spread} is {each * parts}, not global_batch_size={whole}; give only one of them"
+            f"batch_size={per_rank} over {layout} is {per_rank * parts}, not global_batch_size={global_size}; give "
+            "only one of them"
         )
-    config.batch_size, config.global_batch_size = whole // parts, whole
+    config.batch_size, config.global_batch_size = global_size // parts, global_size

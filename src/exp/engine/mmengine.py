@@ -24,7 +24,7 @@ from mmengine.runner import get_priority
 from mmengine.visualization import BaseVisBackend, Visualizer
 from omegaconf import OmegaConf
 
-from exp.config.check import REFUSED, refused_hook
+from exp.config.check import UNSUPPORTED_HOOKS, unsupported_hook_message
 from exp.config.resolve import check_arguments, create, instantiate, is_exp_class, resolve, without_scope
 from exp.engine.checkpoint.files import to_plain
 from exp.engine.invariance import has_user_part
@@ -350,8 +350,8 @@ def build_hooks(
         name, priority = config.pop("type"), config.pop("priority", None)
         cls = lookup_class(f"{key}.type", name, HOOKS, Hook)
         for base in cls.__mro__:
-            if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
-                raise ConfigError(refused_hook(base.__name__))
+            if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in UNSUPPORTED_HOOKS:
+                raise ConfigError(unsupported_hook_message(base.__name__))
         if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
             config.setdefault("rule", "greater" if greater_is_better else "less")
         replacements = (

@@ -91,16 +91,9 @@ def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
     elif outcome.failures:
         first, others = outcome.failures[0], outcome.failures[1:]
         log = folder.log_file(first.rank)
-        head, *details = first.message.splitlines() or [""]
-        named = (
-            first.is_exp_error
-            or first.type == "SystemExit"
-            or f"{first.type}: " in head
-            or head.startswith("killed by")
-        )
-        kind = "" if named else f"{first.type}: "
+        kind = "" if first.names_type else f"{first.type}: "
         who = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}"
-        lines += [("" if first.type == AGENT_LOST else who) + head, *details]
+        lines += [("" if first.type == AGENT_LOST else who) + first.headline, *first.details]
         if others and first.type != AGENT_LOST:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:

@@ -43,11 +43,12 @@ class RankFailure:
 
     Attributes:
         type: class name of the error.
-        message: the first line says what is wrong.
+        message: the first line says what is wrong; details follow.
         exit_code: exit code of the process; negative for a signal.
         time: seconds since the epoch.
         caused_by_peer: this rank lost another rank, or waited for it in vain; the other rank is the cause.
         is_exp_error: whether the error is one of exp's; then its exit code becomes that of the command.
+        names_type: whether the message says by itself what kind of error it is.
     """
 
     rank: int
@@ -60,6 +61,17 @@ class RankFailure:
     pid: int | None = None
     caused_by_peer: bool = False
     is_exp_error: bool = False
+    names_type: bool = False
+
+    @property
+    def headline(self) -> str:
+        """The first line of the message."""
+        return (self.message.splitlines() or [""])[0]
+
+    @property
+    def details(self) -> list[str]:
+        """The further lines of the message."""
+        return self.message.splitlines()[1:]
 
 
 def describe_exit(beat: Heartbeat, code: int) -> RankFailure:
@@ -74,7 +86,7 @@ def describe_exit(beat: Heartbeat, code: int) -> RankFailure:
     message = f"exited with code {code}{when}, without an error and before its work was done (os._exit?)"
     if code < 0:
         message = f"killed by {kind}" + (f" ({_SIGNAL_HINTS[kind]})" if kind in _SIGNAL_HINTS else "")
-    return RankFailure(beat.rank, beat.local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
+    return RankFailure(beat.rank, beat.local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid, names_type=True)
 
 
 class Failures:

@@ -86,6 +86,7 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
     """The failure of this rank, as its error file records it."""
     exp_error, caused_by_peer = as_exp_error(error, folder.path), is_caused_by_peer(error, info.world_size)
     message = None if exp_error is not None or caused_by_peer else format_user_error(error)
+    names_type = exp_error is not None or message is not None or isinstance(error, SystemExit)
     if not isinstance(error, Exception):
         ending = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "raised"
         message = f"{ending} before the work was done{user_location(error)}"
@@ -98,6 +99,7 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
         pid=os.getpid(),
         caused_by_peer=caused_by_peer,
         is_exp_error=exp_error is not None,
+        names_type=names_type,
     )
 
 

@@ -144,7 +144,7 @@ def main() -> None:
     from exp.hardware import operators
     from exp.hardware.operators import separable
 
-    kernels = set(operators.KERNELS) - separable.TELLING
+    kernels = set(operators.KERNELS) - separable.SELF_REFERENTIAL
     native = []
     for operator in op_db:
         precise = torch.float32 if operator.name in ROUNDED else torch.float64

@@ -46,22 +46,22 @@ _library = _Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 """Kept for the rest of the process, because a library that is garbage-collected removes its kernels."""
 
 
-def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
+def install(device_type: str, missing: Iterable[str]) -> frozenset[str]:
     """Register portable kernels for a device type, once and for the rest of the process.
 
     A kernel that another library has registered from Python for the same operator and device stays.
 
     Args:
         device_type: ``device.type``.
-        lacking: ATen names of overloads (:attr:`exp.hardware.backend.Capabilities.lacking_operators`).
+        missing: ATen names of overloads (:attr:`exp.hardware.backend.Capabilities.lacking_operators`).
 
     Returns:
-        Those of ``lacking`` that have a portable kernel now.
+        Those of ``missing`` that have a portable kernel now.
     """
     done = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*[Oo]verriding a previously registered kernel")
-        for name in sorted(name for name in lacking if name in KERNELS and hasattr(torch.ops.aten, name)):
+        for name in sorted(name for name in missing if name in KERNELS and hasattr(torch.ops.aten, name)):
             try:
                 kernel = _without_autocast(KERNELS[name], device_type)
                 torch.library.impl(f"aten::{name}", device_type, kernel, lib=_library)

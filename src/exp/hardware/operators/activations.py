@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from exp.hardware.operators.wide import wide
+from exp.hardware.operators.wide import to_float32
 
 __all__ = [
     "_log_softmax_backward_data", "_prelu_kernel_backward", "_softmax_backward_data", "gelu_backward", "glu_backward",
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
     """(x Phi(x))' = Phi(x) + x phi(x), or that of the tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415)."""
-    x = wide(self)
+    x = to_float32(self)
     if approximate == "tanh":
         slope, cubic = math.sqrt(2.0 / math.pi), 0.044715
         square = x * x
@@ -38,27 +38,27 @@ def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none
         factor = (x * math.sqrt(0.5)).erf_().addcmul_(x, density, value=math.sqrt(2.0 / math.pi)).add_(1.0)
         del density
     del x  # a float32 copy for half types: keep one of them at a time
-    return factor.mul_(wide(grad_output)).mul_(0.5).to(self.dtype)
+    return factor.mul_(to_float32(grad_output)).mul_(0.5).to(self.dtype)
 
 
 def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """(x s)' = s (1 + x (1 - s)), with s = sigmoid(x)."""
-    x = wide(self)
+    x = to_float32(self)
     sigmoid = torch.sigmoid(x)
     factor = (1.0 - sigmoid).mul_(x).add_(1.0).mul_(sigmoid)
     del x, sigmoid
-    return factor.mul_(wide(grad_output)).to(self.dtype)
+    return factor.mul_(to_float32(grad_output)).to(self.dtype)
 
 
 def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     """Slope s (1 - s), with s = ``output``."""
-    grad, sigmoid = wide(grad_output), wide(output)
+    grad, sigmoid = to_float32(grad_output), to_float32(output)
     return (1.0 - sigmoid).mul_(sigmoid).mul_(grad).to(output.dtype)
 
 
 def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     """Slope 1 - t**2, with t = ``output``."""
-    grad, tanh = wide(grad_output), wide(output)
+    grad, tanh = to_float32(grad_output), to_float32(output)
     return torch.addcmul(grad, grad * tanh, tanh, value=-1.0).to(output.dtype)
 
 
@@ -85,14 +85,14 @@ def hardsigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 
 def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """Slope x / 3 + 1 / 2 between -3 and 3, 0 below, 1 above (Howard et al., arXiv 1905.02244)."""
-    x, grad = wide(self), wide(grad_output)
+    x, grad = to_float32(self), to_float32(grad_output)
     inner = (x / 3.0).add_(0.5).mul_(grad)
     return torch.where(x <= -3.0, torch.zeros_like(grad), torch.where(x < 3.0, inner, grad)).to(self.dtype)
 
 
 def softplus_backward(grad_output: Tensor, self: Tensor, beta: float, threshold: float) -> Tensor:
     """(log(1 + exp(b x)) / b)' = sigmoid(b x); 1 if b x is above the threshold, where torch's softplus is linear."""
-    x, grad = wide(self) * beta, wide(grad_output)
+    x, grad = to_float32(self) * beta, to_float32(grad_output)
     return torch.where(x > threshold, grad, grad * torch.sigmoid(x)).to(self.dtype)
 
 
@@ -102,7 +102,7 @@ def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The result, and the buffer exp(-|x|), which the CPU's backward operator needs.
     """
-    x = wide(self)
+    x = to_float32(self)
     buffer = torch.abs(x).neg_().exp_()
     return (x.clamp_max(0.0) - torch.log1p(buffer)).to(self.dtype), buffer.to(self.dtype)
 
@@ -110,7 +110,7 @@ def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
 def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
     """(log s(x))' = s(-x), with s = sigmoid."""
     del buffer  # not used: it is empty on some devices
-    x, grad = wide(self), wide(grad_output)
+    x, grad = to_float32(self), to_float32(grad_output)
     return torch.sigmoid(-x).mul_(grad).to(self.dtype)
 
 
@@ -119,8 +119,8 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
 
     Source: Dauphin et al., arXiv 1612.08083.
     """
-    first, second = wide(self).chunk(2, dim)
-    grad, sigmoid = wide(grad_output), torch.sigmoid(second)
+    first, second = to_float32(self).chunk(2, dim)
+    grad, sigmoid = to_float32(grad_output), torch.sigmoid(second)
     of_first = grad * sigmoid
     of_second = (1.0 - sigmoid).mul_(of_first).mul_(first)
     return torch.cat([of_first, of_second], dim).to(self.dtype)
@@ -142,12 +142,12 @@ def sgn(self: Tensor) -> Tensor:
 
 def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """Gradient y (g - sum(g y)), with softmax y = ``output`` and g = ``grad_output``; of dtype ``input_dtype``."""
-    product = wide(grad_output) * wide(output)
-    return product.addcmul_(wide(output), product.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
+    product = to_float32(grad_output) * to_float32(output)
+    return product.addcmul_(to_float32(output), product.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
 
 
 def _log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """Gradient g - exp(y) sum(g), with log-softmax y = ``output`` and g = ``grad_output``; of dtype ``input_dtype``."""
-    grad = wide(grad_output)
-    probabilities = torch.exp(wide(output))
+    grad = to_float32(grad_output)
+    probabilities = torch.exp(to_float32(output))
     return torch.addcmul(grad, probabilities, grad.sum(dim, keepdim=True), value=-1.0).to(input_dtype)

@@ -14,7 +14,7 @@ from typing import Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.hardware.operators.wide import per_axis, wide
+from exp.hardware.operators.wide import per_axis, to_float32
 
 __all__ = ["convolution_backward", "dot"]
 
@@ -56,29 +56,31 @@ def convolution_backward(
     kernel = weight.shape[2:]
     axes = len(kernel)
     stride, padding, dilation = (per_axis(values, axes) for values in (stride, padding, dilation))
-    of_input = of_weight = of_bias = None
+    grad_input = grad_weight = grad_bias = None
     small, large = (x, grad_output) if transposed else (grad_output, x)
     if output_mask[0]:
         if transposed:
             zeros = [0] * axes
-            of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
+            grad_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
             for axis, extent in enumerate(x.shape[2:], start=2):  # too long if output_padding is a stride or more
-                of_input = of_input.narrow(axis, 0, extent)
+                grad_input = grad_input.narrow(axis, 0, extent)
         else:
             # The adjoint of a convolution is a transposed convolution.
             geometry = zip(x.shape[2:], grad_output.shape[2:], stride, padding, dilation, kernel)
-            rest = [
-                want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
-                for want, have, step, pad, spread, places in geometry
+            output_pad = [
+                want - ((have - 1) * step - 2 * pad + spread * (size - 1) + 1)
+                for want, have, step, pad, spread, size in geometry
             ]
-            of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, True, rest, groups)
+            grad_input = torch.convolution(
+                grad_output, weight, None, stride, padding, dilation, True, output_pad, groups
+            )
     if output_mask[1]:
         if any(padding):
             large = F.pad(large, [pad for amount in reversed(padding) for pad in (amount, amount)])
-        of_weight = _by_weight(small, large, kernel, stride, dilation, groups).view(weight.shape)
+        grad_weight = _by_weight(small, large, kernel, stride, dilation, groups).view(weight.shape)
     if output_mask[2]:
-        of_bias = grad_output.sum([axis for axis in range(axes + 2) if axis != 1])
-    return of_input, of_weight, of_bias
+        grad_bias = grad_output.sum([axis for axis in range(axes + 2) if axis != 1])
+    return grad_input, grad_weight, grad_bias
 
 
 def _by_weight(
@@ -92,15 +94,15 @@ def _by_weight(
     batch, channels, cells = small.shape[0], small.shape[1] // groups, small.shape[2:]
     if list(stride) == list(kernel) and max(kernel) > 1 and max(dilation) == groups == 1:
         return _by_patches(small, large, kernel)
-    places = math.prod(cells)
-    rows = small.reshape(batch, groups, channels, places)
+    positions = math.prod(cells)
+    rows = small.reshape(batch, groups, channels, positions)
     parts = []
-    for place in product(*map(range, kernel)):
-        seen = large
-        for axis, (start, step, spread, count) in enumerate(zip(place, stride, dilation, cells), start=2):
+    for offset in product(*map(range, kernel)):
+        window = large
+        for axis, (start, step, spread, count) in enumerate(zip(offset, stride, dilation, cells), start=2):
             first = start * spread
-            seen = seen[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
-        parts.append(_product(rows, seen.reshape(batch, groups, large.shape[1] // groups, places)))
+            window = window[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
+        parts.append(_product(rows, window.reshape(batch, groups, large.shape[1] // groups, positions)))
     return torch.stack(parts, -1)
 
 
@@ -110,22 +112,22 @@ def _by_patches(small: Tensor, large: Tensor, kernel: Sequence[int]) -> Tensor:
     for axis, (extent, count) in enumerate(zip(kernel, small.shape[2:])):
         at = 2 + 2 * axis
         large = large.narrow(at, 0, count * extent).unflatten(at, (count, extent))
-    cells, places = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
-    patches = large.permute(0, *cells, 1, *places).reshape(-1, large.shape[1] * math.prod(kernel))
+    cells, offsets = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
+    patches = large.permute(0, *cells, 1, *offsets).reshape(-1, large.shape[1] * math.prod(kernel))
     return torch.mm(small.transpose(0, 1).reshape(small.shape[1], -1), patches)
 
 
 def _product(small: Tensor, large: Tensor) -> Tensor:
     """(N, G, S, P), (N, G, L, P) -> (G * S, L): the product, summed over samples N and positions P."""
-    groups, rows, places = small.shape[1:]
+    groups, rows, positions = small.shape[1:]
     columns = large.shape[2]
-    if groups == 1 and rows * columns > places * (rows + columns):  # transposed copies need less memory
+    if groups == 1 and rows * columns > positions * (rows + columns):  # transposed copies need less memory
         return torch.mm(small.transpose(0, 2).reshape(rows, -1), large.transpose(0, 2).reshape(columns, -1).t())
     products = torch.matmul(small, large.transpose(2, 3))
-    return products.sum(0, dtype=wide(products[:0]).dtype).to(products.dtype).view(groups * rows, columns)
+    return products.sum(0, dtype=to_float32(products[:0]).dtype).to(products.dtype).view(groups * rows, columns)
 
 
 def dot(self: Tensor, tensor: Tensor) -> Tensor:
     """Dot product of two vectors (N,); 0-dim."""
-    product = wide(self) * wide(tensor)
+    product = to_float32(self) * to_float32(tensor)
     return product.sum(dtype=product.dtype).to(self.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from exp.hardware.operators.wide import wide
+from exp.hardware.operators.wide import to_float32
 
 __all__ = [
     "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "bincount", "embedding_dense_backward",
@@ -33,7 +33,7 @@ def embedding_dense_backward(
         (num_weights, D), of the dtype of ``grad_output``.
     """
     width = grad_output.shape[-1]
-    rows, grad = indices.reshape(-1), wide(grad_output).reshape(-1, width)
+    rows, grad = indices.reshape(-1), to_float32(grad_output).reshape(-1, width)
     result = grad.new_zeros(num_weights, width).index_add_(0, rows, grad)
     if scale_grad_by_freq:
         counts = grad.new_zeros(num_weights).index_add_(0, rows, grad.new_ones(rows.shape))
@@ -70,7 +70,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 def _max_pool_backward(axes: int, grad_output: Tensor, self: Tensor, *geometry: Any) -> Tensor:
     """Gradient of max pooling over the last ``axes`` axes; ``self`` and the result: ([N,] C, ...)."""
     indices = geometry[-1].flatten(-axes)
-    grad = wide(grad_output).flatten(-axes)
+    grad = to_float32(grad_output).flatten(-axes)
     zeros = grad.new_zeros(self.shape).flatten(-axes)
     return zeros.scatter_add_(-1, indices, grad).view(self.shape).to(self.dtype)
 

@@ -12,7 +12,7 @@ from typing import Sequence
 
 import torch
 
-from exp.hardware.operators.wide import wide
+from exp.hardware.operators.wide import to_float32
 
 __all__ = [
     "_weight_norm_interface_backward", "native_batch_norm_backward", "native_group_norm_backward",
@@ -48,25 +48,25 @@ def native_layer_norm_backward(
         Gradients of input, weight and bias.
     """
     width = math.prod(normalized_shape)
-    grad, rows = wide(grad_out).reshape(-1, width), wide(x).reshape(-1, width)
-    rstd = wide(rstd).reshape(-1, 1)
-    normed = torch.addcmul(wide(mean).reshape(-1, 1) * -rstd, rows, rstd)
+    grad, rows = to_float32(grad_out).reshape(-1, width), to_float32(x).reshape(-1, width)
+    rstd = to_float32(rstd).reshape(-1, 1)
+    normed = torch.addcmul(to_float32(mean).reshape(-1, 1) * -rstd, rows, rstd)
     product = grad * normed
-    of_input = of_weight = of_bias = None
+    grad_input = grad_weight = grad_bias = None
     if weight is not None and output_mask[1]:
-        of_weight = product.sum(0).view(weight.shape).to(weight.dtype)
+        grad_weight = product.sum(0).view(weight.shape).to(weight.dtype)
     if bias is not None and output_mask[2]:
-        of_bias = grad.sum(0).view(bias.shape).to(bias.dtype)
+        grad_bias = grad.sum(0).view(bias.shape).to(bias.dtype)
     if output_mask[0]:
         if weight is None:
-            means, of_input = (grad.mean(1), product.mean(1)), grad
+            means, grad_input = (grad.mean(1), product.mean(1)), grad
         else:
-            scale = wide(weight).reshape(-1)
+            scale = to_float32(weight).reshape(-1)
             means = (torch.mv(grad, scale) / width, torch.mv(product, scale) / width)
-            of_input = torch.mul(grad, scale, out=product)
-        of_input = torch.addcmul(of_input, normed, means[1].unsqueeze(1), value=-1.0, out=normed)
-        of_input = of_input.sub_(means[0].unsqueeze(1)).mul_(rstd).view(x.shape).to(x.dtype)
-    return of_input, of_weight, of_bias
+            grad_input = torch.mul(grad, scale, out=product)
+        grad_input = torch.addcmul(grad_input, normed, means[1].unsqueeze(1), value=-1.0, out=normed)
+        grad_input = grad_input.sub_(means[0].unsqueeze(1)).mul_(rstd).view(x.shape).to(x.dtype)
+    return grad_input, grad_weight, grad_bias
 
 
 def native_group_norm_backward(
@@ -98,24 +98,24 @@ def native_group_norm_backward(
     Returns:
         Gradients of input, weight and bias.
     """
-    grad = wide(grad_out).reshape(samples, channels, elements)
-    together = wide(x).reshape(samples * groups, channels // groups * elements)
-    rstd = wide(rstd).reshape(-1, 1)
-    normed = torch.addcmul(wide(mean).reshape(-1, 1) * -rstd, together, rstd)
+    grad = to_float32(grad_out).reshape(samples, channels, elements)
+    grouped = to_float32(x).reshape(samples * groups, channels // groups * elements)
+    rstd = to_float32(rstd).reshape(-1, 1)
+    normed = torch.addcmul(to_float32(mean).reshape(-1, 1) * -rstd, grouped, rstd)
     product = grad * normed.view(grad.shape)
-    of_input = of_weight = of_bias = None
+    grad_input = grad_weight = grad_bias = None
     affine = grad_out.dtype if weight is None else weight.dtype
     if output_mask[1]:
-        of_weight = product.sum((0, 2)).to(affine)
+        grad_weight = product.sum((0, 2)).to(affine)
     if output_mask[2]:
-        of_bias = grad.sum((0, 2)).to(affine)
+        grad_bias = grad.sum((0, 2)).to(affine)
     if output_mask[0]:
         if weight is not None:
-            grad, product = grad * wide(weight).view(-1, 1), product.mul_(wide(weight).view(-1, 1))
-        rows, products = grad.reshape(together.shape), product.reshape(together.shape)
-        of_input = torch.addcmul(rows, normed, products.mean(1, keepdim=True), value=-1.0, out=normed)
-        of_input = of_input.sub_(rows.mean(1, keepdim=True)).mul_(rstd).view(x.shape).to(x.dtype)
-    return of_input, of_weight, of_bias
+            grad, product = grad * to_float32(weight).view(-1, 1), product.mul_(to_float32(weight).view(-1, 1))
+        rows, products = grad.reshape(grouped.shape), product.reshape(grouped.shape)
+        grad_input = torch.addcmul(rows, normed, products.mean(1, keepdim=True), value=-1.0, out=normed)
+        grad_input = grad_input.sub_(rows.mean(1, keepdim=True)).mul_(rstd).view(x.shape).to(x.dtype)
+    return grad_input, grad_weight, grad_bias
 
 
 def native_batch_norm_backward(
@@ -148,27 +148,27 @@ def native_batch_norm_backward(
     Returns:
         Gradients of input, weight and bias.
     """
-    grad, values = wide(grad_out), wide(x)
+    grad, values = to_float32(grad_out), to_float32(x)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
     mean, spread = (save_mean, save_invstd) if train else (running_mean, running_var)
     assert mean is not None
     assert spread is not None
-    rstd = wide(spread) if train else torch.rsqrt(wide(spread) + eps)
-    normed = torch.addcmul((wide(mean) * -rstd).view(shape), values, rstd.view(shape))
+    rstd = to_float32(spread) if train else torch.rsqrt(to_float32(spread) + eps)
+    normed = torch.addcmul((to_float32(mean) * -rstd).view(shape), values, rstd.view(shape))
     product = (grad * normed).sum(axes)
     total = grad.sum(axes)
-    of_input = None
+    grad_input = None
     if output_mask[0]:
-        scale = rstd if weight is None else rstd * wide(weight)
+        scale = rstd if weight is None else rstd * to_float32(weight)
         if train:
             count = x.numel() // x.shape[1]
-            of_input = torch.addcmul(grad, normed, (product / count).view(shape), value=-1.0, out=normed)
-            of_input = of_input.sub_((total / count).view(shape)).mul_(scale.view(shape)).to(x.dtype)
+            grad_input = torch.addcmul(grad, normed, (product / count).view(shape), value=-1.0, out=normed)
+            grad_input = grad_input.sub_((total / count).view(shape)).mul_(scale.view(shape)).to(x.dtype)
         else:
-            of_input = (grad * scale.view(shape)).to(x.dtype)
+            grad_input = (grad * scale.view(shape)).to(x.dtype)
     affine = grad_out.dtype if weight is None else weight.dtype
-    return of_input, product.to(affine) if output_mask[1] else None, total.to(affine) if output_mask[2] else None
+    return grad_input, product.to(affine) if output_mask[1] else None, total.to(affine) if output_mask[2] else None
 
 
 def _weight_norm_interface_backward(
@@ -186,8 +186,8 @@ def _weight_norm_interface_backward(
     Returns:
         Gradients of v and g.
     """
-    grad, v, norms = wide(grad_w), wide(saved_v), wide(saved_norms)
+    grad, v, norms = to_float32(grad_w), to_float32(saved_v), to_float32(saved_norms)
     axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
-    of_g = (grad * v).sum(axes, keepdim=True) / norms
-    of_v = (grad - v * (of_g / norms)) * (wide(saved_g) / norms)
-    return of_v.to(saved_v.dtype), of_g.to(saved_g.dtype)
+    grad_g = (grad * v).sum(axes, keepdim=True) / norms
+    grad_v = (grad - v * (grad_g / norms)) * (to_float32(saved_g) / norms)
+    return grad_v.to(saved_v.dtype), grad_g.to(saved_g.dtype)

@@ -14,9 +14,9 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from exp.hardware.operators.wide import per_axis, wide
+from exp.hardware.operators.wide import per_axis, to_float32
 
-__all__ = ["KERNELS", "TELLING"]
+__all__ = ["KERNELS", "SELF_REFERENTIAL"]
 
 Tensor = torch.Tensor
 
@@ -25,14 +25,14 @@ Tensor = torch.Tensor
 def _matrix(operator: str, size: int, arguments: tuple[Any, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Matrix of a two-dimensional operator along its last axis: (output length, input length)."""
     units = torch.eye(size, dtype=dtype, device="cpu").view(1, size, 1, size)
-    given = [list(argument) if isinstance(argument, tuple) else argument for argument in arguments]
-    columns: Tensor = getattr(torch.ops.aten, operator)(units, *given)
+    options = [list(argument) if isinstance(argument, tuple) else argument for argument in arguments]
+    columns: Tensor = getattr(torch.ops.aten, operator)(units, *options)
     return columns.view(size, -1).t().contiguous().to(device)
 
 
-def _adjoint(grad: Tensor, like: Tensor | None, matrices: Sequence[Tensor]) -> Tensor:
+def _apply_transpose(grad: Tensor, like: Tensor | None, matrices: Sequence[Tensor]) -> Tensor:
     """Multiply the last axes of ``grad`` with the transposed matrices, one for each axis; dtype as ``like``'s."""
-    result = wide(grad)
+    result = to_float32(grad)
     for axis, matrix in zip(range(-1, -len(matrices) - 1, -1), reversed(matrices)):
         if axis == -1:
             result = torch.matmul(result, matrix)
@@ -64,14 +64,16 @@ def _interpolation_backward(
     operator: str, grad_output: Tensor, output_size: Sequence[int], input_size: Sequence[int], *options: Any
 ) -> Tensor:
     """Gradient of an interpolation; ``grad_output``: (N, C, *output_size), result: ``input_size``."""
-    return _adjoint(grad_output, None, _interpolation(grad_output, input_size[2:], operator, output_size, options))
+    return _apply_transpose(
+        grad_output, None, _interpolation(grad_output, input_size[2:], operator, output_size, options)
+    )
 
 
 def _upsample_bicubic2d_aa(self: Tensor, output_size: Sequence[int], *options: Any) -> Tensor:
     """Bicubic interpolation with antialiasing: (N, C, H, W) -> (N, C, *output_size); integers stay within 0 ... 255."""
     rows, columns = _interpolation(self, self.shape[2:], "_upsample_bicubic2d_aa", output_size, options)
     if self.is_floating_point():
-        return _adjoint(self, None, [rows.t(), columns.t()])
+        return _apply_transpose(self, None, [rows.t(), columns.t()])
     # Like torch's operator, round and clamp integers after each axis.
     across = torch.matmul(self.float(), columns.t()).round_().clamp_(0.0, 255.0)
     return torch.matmul(rows, across).round_().clamp_(0.0, 255.0).to(self.dtype)
@@ -99,12 +101,13 @@ def _average_backward(
     divisor_override: int | None,
 ) -> Tensor:
     """Gradient of average pooling; ``self`` and the result: ([N,] C, ...)."""
-    each = (per_axis(values, axes) for values in (kernel_size, stride or kernel_size, padding))
+    axis_sizes = (per_axis(values, axes) for values in (kernel_size, stride or kernel_size, padding))
     divisor = None if divisor_override is None else 1
     arguments = [
-        ((1, kernel), (1, step), (0, pad), ceil_mode, count_include_pad, divisor) for kernel, step, pad in zip(*each)
+        ((1, kernel), (1, step), (0, pad), ceil_mode, count_include_pad, divisor)
+        for kernel, step, pad in zip(*axis_sizes)
     ]
-    result = _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], "avg_pool2d", arguments))
+    result = _apply_transpose(grad_output, self, _matrices(self, self.shape[-axes:], "avg_pool2d", arguments))
     return result if divisor_override is None else result / divisor_override
 
 
@@ -115,12 +118,12 @@ def _adaptive(x: Tensor, sizes: Sequence[int], output_size: Sequence[int]) -> li
 def _adaptive_forward(self: Tensor, output_size: Sequence[int]) -> Tensor:
     """Adaptive average pooling: ([N,] C, ...) -> ([N,] C, *output_size)."""
     matrices = _adaptive(self, self.shape[-len(output_size) :], output_size)
-    return _adjoint(self, None, [matrix.t() for matrix in matrices])
+    return _apply_transpose(self, None, [matrix.t() for matrix in matrices])
 
 
 def _adaptive_backward(axes: int, grad_output: Tensor, self: Tensor) -> Tensor:
     """Gradient of adaptive average pooling; ``self`` and the result: ([N,] C, ...)."""
-    return _adjoint(grad_output, self, _adaptive(self, self.shape[-axes:], grad_output.shape[-axes:]))
+    return _apply_transpose(grad_output, self, _adaptive(self, self.shape[-axes:], grad_output.shape[-axes:]))
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ def _padding_backward(kind: str, grad_output: Tensor, self: Tensor, padding: Seq
     """Gradient of padding; ``self`` and the result: ([N,] C, ...)."""
     pairs = [padding[index : index + 2] for index in range(0, len(padding), 2)][::-1]  # torch's: last axis first
     arguments = [((*pair, 0, 0),) for pair in pairs]
-    return _adjoint(grad_output, self, _matrices(self, self.shape[-len(pairs) :], f"{kind}_pad2d", arguments))
+    return _apply_transpose(grad_output, self, _matrices(self, self.shape[-len(pairs) :], f"{kind}_pad2d", arguments))
 
 
 def replication_pad1d(self: Tensor, padding: Sequence[int]) -> Tensor:
@@ -165,5 +168,5 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "replication_pad1d": replication_pad1d,
 }  # fmt: skip
 
-TELLING = frozenset({"_adaptive_avg_pool2d", "_upsample_bicubic2d_aa"})
+SELF_REFERENTIAL = frozenset({"_adaptive_avg_pool2d", "_upsample_bicubic2d_aa"})
 """Kernels that call the CPU's operator of the same name for their matrices; never register these for the CPU itself."""

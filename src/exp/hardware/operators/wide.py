@@ -6,10 +6,10 @@ from typing import Sequence
 
 import torch
 
-__all__ = ["per_axis", "wide"]
+__all__ = ["per_axis", "to_float32"]
 
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
+def to_float32(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as float32 if it is float16 or bfloat16, else ``tensor`` itself; do not modify the result in place."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 

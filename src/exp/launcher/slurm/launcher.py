@@ -275,7 +275,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
             cards.enter_context(locked_cards(backend, config.nproc))
         except ExpError as error:
             kind = type(error).__name__
-            failure = RankFailure(first, 0, kind, str(error), error.exit_code, is_exp_error=True)
+            failure = RankFailure(first, 0, kind, str(error), error.exit_code, is_exp_error=True, names_type=True)
             if nodes > 1:  # the launchers of the other nodes wait for this file
                 Failures(folder).write(failure)
             return Outcome.of([failure])
