@@ -184,7 +184,7 @@ def test_ranks_draw_other_numbers_each_also_when_another_number_of_ranks_goes_on
         session = make_session(rank, 2, **{**SETTINGS, "batch_size": 1, "resume": str(before.folder.path)})
         session.distributed = Twin(rank, said)
         data = build_data(session)
-        trainer = build_trainer(session, data, build_model(session, data, to_place=True))
+        trainer = build_trainer(session, data, build_model(session, data, for_training=True))
         assert draws() == draws_of(SEED + rank)
         trainer.call_hook("before_run")
         find_resume(session, trainer)[1]()

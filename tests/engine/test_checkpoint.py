@@ -22,10 +22,10 @@ from exp.distributed import Distributed
 from exp.engine.checkpoint import writer as writer_module
 from exp.engine.checkpoint.files import (
     list_checkpoints,
+    plain_copy,
     prune_checkpoints,
     read_checkpoint,
     remove_leftovers,
-    to_plain,
     write_checkpoint,
 )
 from exp.engine.checkpoint.pickles import load_pickle
@@ -138,7 +138,7 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
     monkeypatch.setattr(writer_module, "write_checkpoint", late)
     steps(1)
     for _ in range(2):  # the second into the memory of the first
-        before = to_plain(state(), lambda tensor: tensor.detach().clone())
+        before = plain_copy(state(), lambda tensor: tensor.detach().clone())
         go_on.clear()
         writer.start({path: state()})
         steps(3)

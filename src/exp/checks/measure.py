@@ -41,7 +41,7 @@ _REPEATS = 5
 def train_with(session: Session, *hooks: Hook) -> int:
     """Train without checkpoints, with some more MMEngine hooks; returns the number of steps."""
     data = build_data(session)
-    runner = build_trainer(session, data, build_model(session, data, to_place=True))
+    runner = build_trainer(session, data, build_model(session, data, for_training=True))
     runner.hooks.remove(runner.checkpoints)
     for hook in hooks:
         runner.register_hook(hook)

@@ -14,9 +14,9 @@ from exp import hub
 from exp.config.resolve import create
 from exp.data.base import Data, split_of
 from exp.data.extensions import DataExtensions
-from exp.engine.checkpoint.files import to_plain
+from exp.engine.checkpoint.files import plain_copy
 from exp.engine.mmengine import rank_logger
-from exp.engine.weights import _other_classes, load_weights, read_weights
+from exp.engine.weights import load_weights, other_classes, read_weights
 from exp.errors import ConfigError
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
@@ -53,7 +53,7 @@ def build_data(session: Session) -> Data:
     session.extensions = DataExtensions()
     data.setup(session)
     session.data_state = data.state_dict()
-    to_plain(session.data_state, key="data")  # says now what the first checkpoint would
+    plain_copy(session.data_state, key="data")  # says now what the first checkpoint would
     for note in data.notes:
         session.print(note)
     return data
@@ -67,7 +67,7 @@ def data_record(session: Session, data: Data) -> dict[str, Any]:
     return record(session.distributed.gather)
 
 
-def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Module:
+def build_model(session: Session, data: Data, for_training: bool = False) -> nn.Module:
     """Build the model of the configuration on the CPU, with the weights of ``init_from`` if it is set.
 
     With ``compile=true`` the model is marked for compilation, unless its wrapper compiles it.
@@ -75,7 +75,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     Args:
         session: the session.
         data: its ``model_arguments()`` are arguments of the model, such as the number of classes.
-        to_place: whether the model is for training with :func:`exp.engine.placement.place_and_wrap`, where the wrapper
+        for_training: whether the model is for training with :func:`exp.engine.placement.place_and_wrap`, where the wrapper
             may compile it.
 
     Raises:
@@ -84,7 +84,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     """
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
-        classes = None if task_class(session.config).needs_weights else _other_classes(session, data, model)
+        classes = None if task_class(session.config).needs_weights else other_classes(session, data, model)
         session.print(load_weights(model, session.weights, session.config, classes=classes))
         session.weights = replace(session.weights, state={}, data=None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
@@ -95,7 +95,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     elif any(getattr(module, "init_cfg", None) for module in model.modules()):
         rank_logger(session)  # the logger to which MMEngine reports the initialization
         model.init_weights()  # type: ignore[operator]
-    wraps = to_place and session.info.world_size > 1
+    wraps = for_training and session.info.world_size > 1
     if session.config.compile and not (wraps and "compile" in session.config.wrapper.options):  # else it compiles
         model.compile()  # compiles at the first call; in place, so names and hooks stay, and it can still be wrapped
     session.notify_model(model)

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from exp.config.check import UNSUPPORTED_HOOKS, unsupported_hook_message
 from exp.config.resolve import check_arguments, create, instantiate, is_exp_class, resolve, without_scope
-from exp.engine.checkpoint.files import to_plain
+from exp.engine.checkpoint.files import plain_copy
 from exp.engine.invariance import has_user_part
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, UnavailableError, nearest, qualified_name
@@ -212,7 +212,7 @@ class RunnerInterface:
         state: dict[str, Any] = {}
         for key, value in self.message_hub.state_dict()["runtime_info"].items() if self.shares_state else ():
             try:
-                state.update({} if key in _RUNTIME_INFO else {key: to_plain(value)})
+                state.update({} if key in _RUNTIME_INFO else {key: plain_copy(value)})
             except TypeError as error:
                 logger.warning("message hub: %s is not resumed: %s", key, error)
         return state

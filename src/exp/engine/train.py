@@ -59,7 +59,7 @@ def train(
     data = build_data(session)
     if session.distributed.is_main and session.extensions.fingerprint is not None:
         session.data_files = session.extensions.fingerprint()
-    model = build_model(session, data, to_place=True)
+    model = build_model(session, data, for_training=True)
     with _with_out_of_memory_advice(session, fitting_batch):
         trainer = build_trainer(session, data, model)
         metrics_hook, tests = trainer.metrics_hook, trainer.test_loop
@@ -83,7 +83,7 @@ def train(
         if trainer.shares_state:
             trainer.visualizer.close()
         speed = metrics_hook.samples / metrics_hook.train_seconds if metrics_hook.train_seconds else None
-        # Read now, since rate() below also allocates memory.
+        # Read now, since throughput() below also allocates memory.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
         rates = throughput(session, data, speed, metrics_hook.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(

@@ -118,7 +118,7 @@ class OtherClasses(NamedTuple):
         return remaining, f"the weights know other classes ({both}); {names} are initialized anew"
 
 
-def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClasses | None:
+def other_classes(session: Session, data: Data, model: nn.Module) -> OtherClasses | None:
     """How the classes of the weights differ from those of the data; None: they are the same, or not known.
 
     Raises:

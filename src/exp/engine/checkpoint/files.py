@@ -34,7 +34,7 @@ QUARANTINE = "quarantine"
 steps than the one from which a run has resumed, for example because they are damaged."""
 
 
-def to_plain(
+def plain_copy(
     value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor.detach().cpu(), key: str = ""
 ) -> Any:
     """``value`` in new dicts, lists and tuples, with tensors on the CPU and NumPy scalars as Python numbers.
@@ -50,9 +50,9 @@ def to_plain(
     if isinstance(value, torch.Tensor):
         return on_cpu(value)
     if isinstance(value, Mapping):
-        return {name: to_plain(item, on_cpu, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
+        return {name: plain_copy(item, on_cpu, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [to_plain(item, on_cpu, key) for item in value]
+        items = [plain_copy(item, on_cpu, key) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         return value.item()
@@ -71,14 +71,14 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO
 
     Args:
         path: the file.
-        checkpoint: its content; see :func:`to_plain`.
+        checkpoint: its content; see :func:`plain_copy`.
         run_id: of the run that writes it.
 
     Raises:
         TypeError: the content is not plain data.
         OSError: the file system reports an error.
     """
-    content = to_plain(checkpoint)
+    content = plain_copy(checkpoint)
 
     def save(file: BinaryIO) -> None:
         stream: Any = _Stream(file)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 import torch
 import torch.distributed as dist
 
-from exp.engine.checkpoint.files import to_plain, write_checkpoint
+from exp.engine.checkpoint.files import plain_copy, write_checkpoint
 from exp.engine.checkpoint.shards import SHARDS, copy_containers, folder_digests, short_reason
 from exp.engine.fsdp import dtensor_like
 from exp.errors import RunError
@@ -63,7 +63,7 @@ class CheckpointWriter:
         """Copy the content of files, and write them in the background. Waits for the previous checkpoint first.
 
         Args:
-            files: the content of each file (see :func:`exp.engine.checkpoint.files.to_plain`).
+            files: the content of each file (see :func:`exp.engine.checkpoint.files.plain_copy`).
             then: called on rank 0, in the background, when all files are on the disk.
 
         Raises:
@@ -94,7 +94,7 @@ class CheckpointWriter:
                 for name in [name for name, value in holder.items() if hasattr(value, "full_tensor")]:
                     value = holder.pop(name)
                     parts[f"{prefix}/{name}"] = dtensor_like(copied(value.to_local()), value, self._mesh)
-            copies[path] = to_plain(rest, copied) if self._is_main else {}, parts
+            copies[path] = plain_copy(rest, copied) if self._is_main else {}, parts
         self._backend.synchronize()
         self._saving = self._pool.submit(self._write, copies, then)
 
