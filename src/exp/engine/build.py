@@ -75,8 +75,8 @@ def build_model(session: Session, data: Data, for_training: bool = False) -> nn.
     Args:
         session: the session.
         data: its ``model_arguments()`` are arguments of the model, such as the number of classes.
-        for_training: whether the model is for training with :func:`exp.engine.placement.place_and_wrap`, where the wrapper
-            may compile it.
+        for_training: whether the model is for training with :func:`exp.engine.placement.place_and_wrap`, where the
+            wrapper may compile it.
 
     Raises:
         ConfigError: the class is not a model or does not take the arguments, weights are missing, or they do not match
