@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Sequence
 
 __all__ = [
     "INDUCTOR", "REPORTED", "counting_env", "environment_warnings", "is_counting", "is_on", "unset_wide_integers",
@@ -15,9 +16,6 @@ _INT64 = "TORCH_GCU_ENABLE_INT64_AND_UINT64"
 INDUCTOR = "TORCHGCU_INDUCTOR_ENABLE"
 """Must be 1 before the plug-in is imported for ``torch.compile`` on these cards."""
 
-_unset: list[str] = []
-"""Variables that this process has removed from its environment, as ``NAME=value``."""
-
 REPORTED = (
     "TOPS_", "GCU_", "ECCL_", "TORCH_ECCL_", "TORCH_GCU_", "TORCHGCU_", "PYTORCH_GCU_", "PYTORCH_NO_GCU_",
     "PYTORCH_EFML_", "USE_GCU_", "ENFLAME_CLUSTER_", "ENFLAME_ENABLE_", "ENFLAME_LOG_", "ENFLAME_PT_", "ENFLAME_TORCH_",
@@ -27,18 +25,24 @@ REPORTED = (
 """Beginnings of the names of variables that change how these cards behave, for both generations."""
 
 
-def unset_wide_integers(major: int | None) -> None:
+def unset_wide_integers(major: int | None) -> list[str]:
     """Remove the variable for 64-bit integers, which crashes the process on an S60; the plug-in reads it per operator.
 
     Args:
         major: major version of the card's architecture (3: S60); None: an older generation, or not known.
+
+    Returns:
+        The removed variables, as ``NAME=value``.
     """
-    if major == 3 and is_on(_INT64):
-        _unset.append(f"{_INT64}={os.environ.pop(_INT64)}")
+    return [f"{_INT64}={os.environ.pop(_INT64)}"] if major == 3 and is_on(_INT64) else []
 
 
-def environment_warnings() -> list[str]:
-    """Warnings about variables of this process that have no effect, or were removed because they do harm."""
+def environment_warnings(unset: Sequence[str]) -> list[str]:
+    """Warnings about variables of this process that have no effect, or were removed because they do harm.
+
+    Args:
+        unset: the removed ones (:func:`unset_wide_integers`).
+    """
     lines = [
         f"{name}={os.environ[name]}: nothing reads it; TOPS_VISIBLE_DEVICES chooses the cards"
         for name in _UNREAD
@@ -47,7 +51,7 @@ def environment_warnings() -> list[str]:
     lines += [
         f"{setting} was unset for this process: this card has no kernels for 64-bit integers, and adding them ends it; "
         "unset it yourself"
-        for setting in _unset
+        for setting in unset
     ]
     return lines
 

@@ -68,6 +68,8 @@ class GcuBackend(Backend, options=("native",)):
     visible_variables = (_VISIBLE,)
     count_script = "import torch, torch_gcu; print('answer', torch.gcu.device_count())"
     """Script in which the plug-in counts its cards (:func:`exp.backends._probe.ask_torch`)."""
+    _unset: tuple[str, ...] = ()
+    """Variables that :meth:`set_device` has removed from the environment."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
         """Choose the legacy class with torch < 2.0."""
@@ -181,9 +183,8 @@ class GcuBackend(Backend, options=("native",)):
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card; importing the plug-in also registers its collectives."""
         device = super().set_device(local_rank)
-        unset_wide_integers(
-            getattr(call_if_present(self.torch_module, "get_device_properties", local_rank), "major", None)
-        )
+        properties = call_if_present(self.torch_module, "get_device_properties", local_rank)
+        self._unset = (*self._unset, *unset_wide_integers(getattr(properties, "major", None)))
         return device
 
     def supports(self, precision: str) -> bool:
@@ -221,7 +222,7 @@ class GcuBackend(Backend, options=("native",)):
 
     def warnings(self) -> list[str]:
         """Warnings about variables that nothing reads, and about the one that crashes the S60."""
-        return environment_warnings()
+        return environment_warnings(self._unset)
 
     def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name, index, total memory, and number on the host of the card, or its entry in TOPS_VISIBLE_DEVICES."""

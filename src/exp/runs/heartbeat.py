@@ -20,16 +20,8 @@ from exp.runs.lock import is_alive
 from exp.runs.scratch import HEARTBEATS_FILE
 
 __all__ = [
-    "STACK_SIGNAL",
-    "Heartbeat",
-    "Stage",
-    "make_file",
-    "read",
-    "report_stage",
-    "running_ranks",
-    "stack_file",
-    "start",
-]
+    "STACK_SIGNAL", "Heartbeat", "Stage", "make_file", "read", "report_stage", "running_ranks", "stack_file", "start",
+]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 """On this signal a worker writes the stacks of its threads. A real-time signal, because libraries do not use these."""
@@ -71,10 +63,28 @@ class Heartbeat(NamedTuple):
     times: int
 
 
-_map: mmap.mmap | None = None
-_offset = _count = _step = 0
-_who = 0, 0, 0
-_times = [0] * len(Stage)
+class _Writer:
+    """Writes the heartbeats of this process to its place in the mapped file."""
+
+    def __init__(self, path: Path, local_rank: int, rank: int) -> None:
+        with path.open("r+b") as file:
+            self.map = mmap.mmap(file.fileno(), 0)
+        self.offset = _FORMAT.size * local_rank % len(self.map)
+        self.identity = os.getpid(), rank, local_rank
+        self.counter = self.step = 0
+        self.times = [0] * len(Stage)
+
+    def write(self, stage: int, step: int | None) -> None:
+        self.counter += 1
+        self.times[stage] += 1
+        if step is not None:
+            self.step = step
+        numbers = (*self.identity, self.counter, stage, self.step, self.times[stage])
+        _FORMAT.pack_into(self.map, self.offset, *numbers)
+
+
+_writer: _Writer | None = None
+"""Of this process: the training loop, the data and the metrics all report their stages."""
 
 
 def make_file(scratch: str, nproc: int) -> None:
@@ -87,28 +97,20 @@ def start(scratch: str, local_rank: int, rank: int) -> None:
 
     What this process forks keeps the file mapped; :func:`exp.worker.processes.kill_job` finds it by that.
     """
-    global _map, _offset, _who
+    global _writer
     path = Path(scratch, HEARTBEATS_FILE)
     if not path.is_file():
         return
     # The stack file stays open: the handler writes to its descriptor.
     faulthandler.register(STACK_SIGNAL, stack_file(scratch, local_rank).open("wb", buffering=0), all_threads=True)
-    with path.open("r+b") as file:
-        _map = mmap.mmap(file.fileno(), 0)
-    _offset, _who = _FORMAT.size * local_rank % len(_map), (os.getpid(), rank, local_rank)
+    _writer = _Writer(path, local_rank, rank)
     report_stage(Stage.FREE, 0)
 
 
 def report_stage(stage: int, step: int | None = None) -> None:
     """Write a heartbeat: this worker has come to ``stage`` of ``step`` (None: the same step as before)."""
-    global _count, _step
-    if _map is None:
-        return
-    _count += 1
-    _times[stage] += 1
-    if step is not None:
-        _step = step
-    _FORMAT.pack_into(_map, _offset, *_who, _count, stage, _step, _times[stage])
+    if _writer is not None:
+        _writer.write(stage, step)
 
 
 def read(scratch: str) -> list[Heartbeat]:
