@@ -15,8 +15,9 @@ from exp.config.schema import LauncherConfig
 from exp.config.sources import group_keys
 from exp.engine.build import build_data, build_evaluator, build_model
 from exp.engine.mmengine import build_hooks, build_loggers
-from exp.engine.optim import build_optimizer, build_schedulers
+from exp.engine.optim import build_optimizer
 from exp.engine.placement import place_and_wrap
+from exp.engine.schedules import build_schedulers
 from exp.errors import ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import create_launcher

@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 from exp.config.schema import OptimConfig
 from exp.config.sources import register
 from exp.engine.checkpoint.resume import checkpoint_param_order, restore_optimizer
-from exp.engine.optim import build_optimizer, build_schedulers, vanished_rate
+from exp.engine.optim import build_optimizer
+from exp.engine.schedules import build_schedulers, vanished_rate
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
 

@@ -20,10 +20,11 @@ from exp.engine.ddp import awaited_parameters
 from exp.engine.invariance import SplitCheck, has_user_loss
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import build_hooks
-from exp.engine.optim import BackendOptimWrapper, build_optimizer, vanished_rate
+from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.pictures import draw_pictures, training_pictures
 from exp.engine.placement import place_and_wrap
 from exp.engine.result import make_result
+from exp.engine.schedules import vanished_rate
 from exp.engine.trainer import Trainer
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import ConfigError, DataError, RunError, is_out_of_memory, user_code_errors

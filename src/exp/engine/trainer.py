@@ -21,8 +21,8 @@ from exp.engine.checkpoint.writer import CheckpointWriter
 from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import RunnerInterface, rank_logger
-from exp.engine.optim import build_schedulers
 from exp.engine.preemption import PreemptionHook
+from exp.engine.schedules import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import ConfigError, RunError, qualified_name
 from exp.runs.heartbeat import Stage, report_stage
