@@ -42,7 +42,7 @@ def segmenter() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
 
 def timebridge() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """The published size for ETTh1, 32 windows, without dropout: draws would differ between the processes."""
-    from exp.forecasting.timebridge import TimeBridge
+    from exp.forecasting.timebridge.model import TimeBridge
 
     model = TimeBridge(channels=7, lookback=720, horizon=96, attention_dropout=0.0)
     batch = {"x": torch.randn(32, 720, 7), "marks": torch.randn(32, 720, 4), "y": torch.randn(32, 96, 7)}

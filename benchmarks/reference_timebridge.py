@@ -119,7 +119,7 @@ class PlainEmbedding(nn.Module):
 
 
 class PlainTimeBridge(nn.Module):
-    """The forecaster; arguments as for :class:`exp.forecasting.timebridge.TimeBridge`."""
+    """The forecaster; arguments as for :class:`exp.forecasting.timebridge.model.TimeBridge`."""
 
     def __init__(
         self,

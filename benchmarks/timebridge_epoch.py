@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from exp.data.loader import train_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.forecasting.data.dataset import ForecastingData
-from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.model import TimeBridge
 
 LOOKBACK, HORIZON, BATCH, CHANNELS, LR, ALPHA = 720, 96, 64, 7, 2e-4, 0.35
 

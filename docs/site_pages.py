@@ -58,7 +58,7 @@ REFERENCE = {
         "`--cfg job` what a command line comes to.",
         [
             "exp.config.schema",
-            "exp.forecasting.config",
+            "exp.forecasting.timebridge.keys",
             "exp.forecasting.keys",
             "exp.vision.config",
             "exp.vision.data.keys",

@@ -16,7 +16,7 @@ from tests.conftest import TINY, clean_environment, run_exp
 # Fills the disk of the run folder in its second step.
 FILLS = """
 import subprocess
-from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.model import TimeBridge
 class Model(TimeBridge):
     steps = 0
     def losses(self, *batch):

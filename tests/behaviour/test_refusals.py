@@ -35,7 +35,7 @@ REFUSED = [
     (["wrapper=none", "nproc=2"], 2, "wrapper=none"),
     (["nproc=2", "global_batch_size=33"], 2, "32 or 34"),
     (["launcher._target_=exp.launcher.local.Outcome"], 2, "launcher._target_"),
-    (["model._target_=exp.forecasting.timebridge.TimeBrige"], 2, "'TimeBridge'"),
+    (["model._target_=exp.forecasting.timebridge.model.TimeBrige"], 2, "'TimeBridge'"),
     (["data.root=/nowhere"], 2, "/nowhere"),
     (["data=csv"], 2, "data.channels, data.file, data.name"),
     (["model=dinov3_scenes"], 2, "experiment=dinov3_eurosat"),
@@ -131,7 +131,7 @@ def test_a_run_that_is_refused_or_fails_at_once_leaves_the_record_of_the_one_bef
     run = copy_of("forecast")
     before = everything(run)
     (exp.folder / "late.py").write_text(
-        "from exp.forecasting.timebridge import TimeBridge\nclass Fails(TimeBridge):\n"
+        "from exp.forecasting.timebridge.model import TimeBridge\nclass Fails(TimeBridge):\n"
         "    def losses(self, *batch):\n        raise RuntimeError('the card fell off the bus')\n"
     )
     for arguments, code in (
@@ -176,7 +176,7 @@ def test_a_record_that_holds_something_else_is_named(copy_of, exp):
 @pytest.mark.extended
 def test_what_has_been_computed_before_an_error_of_the_data_is_kept(exp):
     (exp.folder / "late.py").write_text(
-        "from exp.errors import DataError\nfrom exp.forecasting.timebridge import TimeBridge\n\n\n"
+        "from exp.errors import DataError\nfrom exp.forecasting.timebridge.model import TimeBridge\n\n\n"
         "class Late(TimeBridge):\n    steps = 0\n\n    def losses(self, *batch):\n        self.steps += 1\n"
         "        if self.steps > 3:\n            raise DataError('row 7 of plant.csv: no number')\n"
         "        return super().losses(*batch)\n"
@@ -192,7 +192,7 @@ def test_what_has_been_computed_before_an_error_of_the_data_is_kept(exp):
 @pytest.mark.extended
 def test_a_run_whose_folder_is_deleted_says_so(exp):
     (exp.folder / "late.py").write_text(
-        "import shutil\nfrom exp.forecasting.timebridge import TimeBridge\n\n\n"
+        "import shutil\nfrom exp.forecasting.timebridge.model import TimeBridge\n\n\n"
         "class Deletes(TimeBridge):\n    steps = 0\n\n    def losses(self, *batch):\n        self.steps += 1\n"
         "        if self.steps == 3:\n            shutil.rmtree('run', ignore_errors=True)\n"
         "        return super().losses(*batch)\n"

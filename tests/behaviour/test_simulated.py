@@ -141,7 +141,7 @@ def test_without_the_cards_collectives_tensors_are_staged_where_that_is_allowed_
 
 MODEL_ON_THE_CPU = """
 import torch
-from exp.forecasting.timebridge import TimeBridge
+from exp.forecasting.timebridge.model import TimeBridge
 class Stuck(TimeBridge):
     def __init__(self, **settings):
         super().__init__(**settings)

@@ -70,7 +70,7 @@ def stranger(trained, exp):
     return make
 
 
-MODEL = "_target_: exp.forecasting.timebridge.TimeBridge\n"
+MODEL = "_target_: exp.forecasting.timebridge.model.TimeBridge\n"
 DATA = "_target_: exp.forecasting.data.dataset.ForecastingData\n"
 LAUNCHER = "launcher:\n  _target_: auto\n"
 
@@ -176,7 +176,7 @@ def test_the_current_folder_gives_what_is_named_and_others_of_the_group_may_read
     """And it stands in for nothing."""
     for name in ("mmengine", "pandas", "typing", "sqlite3", "rasterio", "random"):
         (tmp_path / f"{name}.py").write_text(EVIL)
-    (tmp_path / "neighbour.py").write_text("from exp.forecasting.timebridge import TimeBridge\n")
+    (tmp_path / "neighbour.py").write_text("from exp.forecasting.timebridge.model import TimeBridge\n")
     (tmp_path / "mine.py").write_text("import neighbour\nclass Mine(neighbour.TimeBridge):\n    pass\n")
     start = [sys.executable, "-m", "exp"] if command == "-m" else [str(Path(sys.executable).with_name("exp"))]
     settings = [*FORECAST, "model._target_=mine.Mine", "nproc=2", "output_dir=run"]

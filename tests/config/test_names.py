@@ -42,7 +42,7 @@ def executed(tmp_path, monkeypatch):
 
 def test_nothing_but_a_class_of_the_interface_is_called(executed):
     for target in (
-        "exp.cli.os.system", "exp.forecasting.timebridge.TimeBridge.__init__.__globals__", "torch.nn", "Linear",
+        "exp.cli.os.system", "exp.forecasting.timebridge.model.TimeBridge.__init__.__globals__", "torch.nn", "Linear",
         "exp.backends.cpu.CpuBackend", "torch.nn.Linear\n", "mine.system", "nonesuch.Part",
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=r"model\._target_"):

@@ -8,7 +8,7 @@ from exp.config.diff import Change, Changes, resume_changes
 
 OLD = {
     "backend": {"_target_": "cpu", "name": "cpu", "options": {}},
-    "model": {"_target_": "exp.forecasting.timebridge.TimeBridge", "d_model": 16, "dropout": 0.0},
+    "model": {"_target_": "exp.forecasting.timebridge.model.TimeBridge", "d_model": 16, "dropout": 0.0},
     "data": {"_target_": "exp.forecasting.data.dataset.ForecastingData", "root": None, "horizon": 96, "num_workers": 0},
     "optim": {"type": "Adam", "lr": 1e-3, "options": {"betas": [0.9, 0.999]}},
     "task": {"name": "train", "input": None},

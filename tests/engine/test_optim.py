@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.forecasting.timebridge import TimeBridgePrior
+from exp.forecasting.timebridge.prior import TimeBridgePrior
 from exp.hardware import compat
 from exp.vision.dinov3.models import SceneClassifier
 from tests.engine.conftest import Line

@@ -11,7 +11,7 @@ CONFIG = {
     "backend": {"_target_": "somewhere.CpuBackend", "name": "cpu", "options": {}},
     "launcher": {"_target_": "auto", "nnodes": 1},
     "task": {"name": "train"},
-    "model": {"_target_": "exp.forecasting.timebridge.TimeBridge", "d_model": 64, "lookback": 96},
+    "model": {"_target_": "exp.forecasting.timebridge.model.TimeBridge", "d_model": 64, "lookback": 96},
     "data": {"_target_": "exp.forecasting.data.dataset.ForecastingData", "name": "ETTh1", "lookback": 96},
     "optim": {"type": "Adam", "lr": 0.001},
     "schedule": {"param_scheduler": [{"type": "OneCycleLR", "eta_max": 0.001, "total_steps": 4}]},

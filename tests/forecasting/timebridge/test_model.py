@@ -9,9 +9,9 @@ import torch
 from reference_timebridge import PlainTimeBridge, plain_loss
 
 from exp.errors import ConfigError
-from exp.forecasting.timebridge import TimeBridge
 from exp.forecasting.timebridge.layers import dropout
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss
+from exp.forecasting.timebridge.model import TimeBridge
 
 SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}
 

@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributions import Normal
 
 from exp.errors import ConfigError
-from exp.forecasting.timebridge import TimeBridge, TimeBridgePrior
 from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
+from exp.forecasting.timebridge.model import TimeBridge
+from exp.forecasting.timebridge.prior import TimeBridgePrior
 from exp.hardware.compat import TORCH_VERSION
 from tests.forecasting.timebridge.conftest import log_density
 

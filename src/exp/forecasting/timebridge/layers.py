@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.forecasting.config import TimeBridgeConfig
+from exp.forecasting.timebridge.keys import TimeBridgeConfig
 from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import Dropout, per_sample_active, sample_mask
 

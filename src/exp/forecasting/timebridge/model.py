@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError
-from exp.forecasting.config import TimeBridgeConfig
 from exp.forecasting.timebridge import layers
+from exp.forecasting.timebridge.keys import TimeBridgeConfig
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncross_quantiles
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model, best_prefix
@@ -38,7 +38,7 @@ class TimeBridge(Model):
     them with the series, and the head drops them, so without such layers they are not computed.
 
     Args:
-        **keys: of :class:`exp.forecasting.config.TimeBridgeConfig`, which documents them.
+        **keys: of :class:`exp.forecasting.timebridge.keys.TimeBridgeConfig`, which documents them.
 
     Raises:
         ConfigError: a key is out of range, or keys contradict each other.
@@ -256,7 +256,7 @@ def variant_prefix(state: _State) -> str | None:
 
 
 def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
-    """Rename the variant's weights to the names of :class:`exp.forecasting.timebridge.TimeBridgePrior`.
+    """Rename the variant's weights to the names of :class:`exp.forecasting.timebridge.prior.TimeBridgePrior`.
 
     Tensors that the variant's forward pass never reads are left out: networks of ``encoder_zc`` and ``encoder_zd``
     other than the transition priors, ``encoder_u.trans``, ``final_mlp``, and the compression below 101 latents.
@@ -266,8 +266,8 @@ def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
         prefix: the result of :func:`variant_prefix`.
 
     Returns:
-        All weights and buffers of :class:`~exp.forecasting.timebridge.TimeBridgePrior`. The regimes are not frozen: a
-        training that starts from them trains them for ``regime_epochs`` more epochs, then freezes them.
+        All weights and buffers of :class:`~exp.forecasting.timebridge.prior.TimeBridgePrior`. The regimes are not
+        frozen: a training that starts from them trains them for ``regime_epochs`` more epochs, then freezes them.
     """
     variant = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
     adapted: dict[str, torch.Tensor] = {"log_variance_shift": torch.zeros(())}

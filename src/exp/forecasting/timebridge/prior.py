@@ -29,9 +29,9 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError
-from exp.forecasting.config import TimeBridgePriorConfig
 from exp.forecasting.timebridge.density import gaussian_log_density, noise_log_density
 from exp.forecasting.timebridge.hmm import Regimes
+from exp.forecasting.timebridge.keys import TimeBridgePriorConfig
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
 from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, in_float32, linear_head, standardize_lookback
 from exp.hardware.compat import autocast_disabled
@@ -62,7 +62,7 @@ class TimeBridgePrior(TimeBridge):
     forecast is the mean, without drawing. It does not need the prior, so weights of a plain TimeBridge fit unchanged.
 
     Args:
-        **keys: of :class:`exp.forecasting.config.TimeBridgePriorConfig`, which documents them.
+        **keys: of :class:`exp.forecasting.timebridge.keys.TimeBridgePriorConfig`, which documents them.
 
     Raises:
         ConfigError: a key is unknown or out of range, or keys contradict each other.
