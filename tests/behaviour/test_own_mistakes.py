@@ -197,6 +197,6 @@ def test_a_backend_that_raises_before_any_worker_starts_is_named_with_its_line(e
     done = exp(*FORECAST, "backend._target_=mine.Broken", "output_dir=run")
     assert done.returncode == 1, done.stdout
     first = done.stderr.splitlines()[0]
-    for said in ("backend: mine.Broken.device_count", "ZeroDivisionError", "mine.py, line 8"):
+    for said in ("backend: mine.Broken.device_count", "ZeroDivisionError", "mine.py, line 9"):
         assert said in first, done.stderr
     assert not exp.path("run").exists()
