@@ -60,7 +60,7 @@ class Scaling(CpuBackend):
     """Trains in fp16."""
 
     @property
-    def module(self):
+    def torch_module(self):
         return SimpleNamespace(amp=SimpleNamespace(GradScaler=lambda: torch.amp.GradScaler("cpu", init_scale=1024.0)))
 
 
