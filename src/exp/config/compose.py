@@ -297,7 +297,7 @@ def _register_run_config(folder: Path) -> dict[str, Any]:
     )
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
-    # Record the choices of the run; those of this composition are OF_RUN.
+    # Record the choices of the run; those of this composition are all RUN_CONFIG.
     chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
     overrides: list[Any] = ["config", {"override experiment": None}]
     for part in parts:

@@ -175,7 +175,7 @@ class Supervisor:
             for beat in running_ranks(self.scratch):
                 ended = "ended, because another rank had failed"
                 self.failures.write(
-                    RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, caused_by_peer=True)
+                    RankFailure(beat.rank, beat.local_rank, "SignalReceived", ended, pid=beat.pid, caused_by_peer=True)
                 )
         self.killed = True
         Path(self.scratch, ENDING_FLAG).touch()
