@@ -203,6 +203,26 @@ def test_functions_and_classes_are_used_or_documented():
     assert unused == []
 
 
+def documented(docstring: str, section: str) -> set[str]:
+    """The names in a section of a docstring."""
+    lines = re.search(rf"^{section}:\n((?: {{4}}.*\n?|\n(?= {{4}}))+)", docstring, re.MULTILINE)
+    return set(re.findall(r"^ {4}\*{0,2}(\w+): ", lines[1], re.MULTILINE)) if lines else set()
+
+
+def test_what_docstrings_describe_exists():
+    """Arguments and attributes of the same function or class, and what :meth:`...` and the like lead to."""
+    stale = []
+    known = defined() | references()
+    for path, node in nodes((ast.FunctionDef, ast.ClassDef)):
+        docstring = ast.get_docstring(node) or ""
+        code = ast.unparse(node).replace(ast.get_docstring(node, clean=False) or "", "")
+        names = documented(docstring, "Args") | documented(docstring, "Attributes")
+        links = {link.rpartition(".")[2] for link in re.findall(r":(?:meth|attr):`~?([\w.]+)`", docstring)}
+        missing = [*(names - {*re.findall(r"\w+", code)}), *(link for link in links - known if link[:2] != "__")]
+        stale += [f"{where(path, node)}: {name}" for name in missing]
+    assert stale == []
+
+
 def test_stages_that_are_called_are_those_that_hooks_have():
     called = set()
     for _, node in nodes(ast.Call):

@@ -44,8 +44,8 @@ class RankInfo:
         restart_count: how often the worker or its job has been restarted; if not 0, the run resumes.
         store: path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT.
         preempted: whether the run has to save its state and end.
-        met: the store that the ranks use already; empty: there is none yet.
-        at_end: called last in a worker process, which then exits without the interpreter's clean-up.
+        stores: the store that the ranks use already; empty: there is none yet.
+        exit_handlers: called last in a worker process, which then exits without the interpreter's clean-up.
     """
 
     rank: int = 0
@@ -120,9 +120,9 @@ class Session:
         extensions: functions with which the data extend the run (:class:`exp.data.extensions.DataExtensions`).
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
         changed: settings in which a resumed training differs from the earlier run.
-        pending: whether the folder still has the records of an earlier run, which :meth:`start_run` replaces.
+        has_pending: whether the folder still has the records of an earlier run, which :meth:`start_run` replaces.
         warnings: what :meth:`warn` has printed, for ``result.json``.
-        begun: whether the run has started (:meth:`start_run`).
+        is_started: whether the run has started (:meth:`start_run`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
         run_id: of the run whose folder this is, on rank 0; ``env.json``, ``result.json`` and checkpoints have it.
         unique_name: name that differs from those of other runs of the same process.

@@ -39,13 +39,6 @@ class Task:
     before anything starts, so its module must not import torch, MMEngine and the like at the top.
 
     Attributes:
-        work: dotted path of the function that every rank calls with its session, such as
-            ``exp.engine.evaluate.evaluate``; empty if the task has its own :meth:`run`.
-        begin: dotted path of a function that prints what will run, instead of the usual lines; called in the parent
-            with the configuration and the run folder.
-        end: dotted path of a function that prints and records the outcome, and returns the exit code (None: do this as
-            usual); called in the parent with the configuration, the run folder and the
-            :class:`exp.launcher.outcome.Outcome`, unless a signal ended the run.
         trains: trains with an optimizer, so batch sizes and the wrapper matter.
         saves_state: saves its state during the run, and can resume (``resume``); other tasks start again.
         needs_weights: uses a trained model as it is: needs ``init_from``, and takes model and data from that run.

@@ -171,8 +171,8 @@ class DeviceLoader:
         loader: yields batches on the CPU. Other attributes of this object are those of ``loader``.
         device: a card.
         pinned: whether ``loader`` yields page-locked tensors.
-        cut: builds a batch on the device from sample numbers there, int64 (B,); then only the sampler of ``loader`` is
-            used.
+        device_builder: builds a batch on the device from sample numbers there, int64 (B,); then only the sampler of
+            ``loader`` is used.
     """
 
     def __init__(

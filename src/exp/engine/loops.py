@@ -55,8 +55,8 @@ class TrainLoop:
         max_epochs: epochs to train.
         max_iters: optimizer steps to train.
         steps_per_epoch: optimizer steps in an epoch of the data.
-        ahead: number of steps that the epochs so far would have with the current data, minus the steps taken. It is 0,
-            unless the run has resumed with data of another size.
+        step_offset: number of steps that the epochs so far would have with the current data, minus the steps taken. It
+            is 0, unless the run has resumed with data of another size.
         ends_by_steps: whether ``max_steps`` ends the training, not ``max_epochs``.
         validation_due: whether the training starts with a validation.
         validated: number of completed steps at the latest validation.
@@ -141,8 +141,8 @@ class EvalLoop:
         dataloader: loads this rank's share of the split.
         evaluator: has ``reset()``, ``update(outputs, batch)`` and ``compute(distributed) -> dict``.
         stage: ``val`` or ``test``: which hooks are called.
-        change: see :func:`exp.engine.evaluate.measure`; None: batches are not changed.
-        each: called with the predictions for each batch, and the batch; None: nothing is called.
+        transform: see :func:`exp.engine.evaluate.measure`; None: batches are not changed.
+        on_batch: called with the predictions for each batch, and the batch; None: nothing is called.
     """
 
     runner: Any = None

@@ -27,9 +27,10 @@ class Outcome:
         interrupted_by: name of the signal that ended the run.
         preempted: if the run was preempted: ``step``, the optimizer step of the saved state (null: nothing to save),
             and, under torchrun, ``signals``, the names of the signals that this node received.
-        reported: whether the process that ran the run has printed and recorded the outcome.
-        recorded: whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose.
-        left: whether the run still goes on, without anybody waiting for it here.
+        printed: whether the process that ran the run has printed and recorded the outcome.
+        result_written: whether ``result.json`` is final: the process that ran the run has written it, or left it on
+            purpose.
+        still_running: whether the run still goes on, without anybody waiting for it here.
         detail: what went wrong, if it was not the failure of a rank.
         unkillable: ids of processes that survived SIGKILL.
     """

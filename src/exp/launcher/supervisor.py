@@ -50,7 +50,7 @@ class Supervisor:
             them to all.
         failures: the failures of the ranks; None: the worker reports the run folder once all ranks have met.
         notices: preemption signals received so far.
-        received: the signal that ended the job.
+        end_signal: the signal that ended the job.
         killed: whether this process ended the job, because a rank had failed or did not end.
         unkillable: ids of processes that survived SIGKILL.
     """

@@ -245,7 +245,7 @@ def run_and_exit(folder: RunFolder, info: RankInfo) -> NoReturn:
 
 
 def _exit(code: int, info: RankInfo) -> NoReturn:
-    """Run the clean-up of the device (:attr:`RankInfo.at_end`), and exit without the interpreter's own clean-up.
+    """Run the clean-up of the device (:attr:`RankInfo.exit_handlers`), and exit without the interpreter's own clean-up.
 
     After a failure the interpreter's clean-up can wait for ranks that will never answer. After success, native threads
     of autograd and gloo race with it, although everything is written and the process group is destroyed: on torch 2.13

@@ -49,7 +49,7 @@ class SubmittedJob:
         folder: the run folder.
         logs: folder for the output of the job.
         outcome: the outcome; None: the job has not ended.
-        looks: number of successive polls that showed the job as ended.
+        ended_polls: number of successive polls that showed the job as ended.
     """
 
     id: str
