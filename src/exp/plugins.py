@@ -50,8 +50,6 @@ class Plugin:
             need ``init_from``. That of data names with ``preflight: ClassVar[str]`` a module that checks their files
             before a run (:func:`exp.config.check.preflight_of`), and with ``reference_key: ClassVar[str]`` its key on
             whose value the metrics of a publication depend (:class:`exp.config.schema.ReferenceConfig`).
-        choices: choices of config groups that need no YAML file, by ``<group>/<name>``: a dataclass of typed keys, or
-            an object of one with the values of this choice.
         families: models and data that can be combined, by their purpose, such as ``"forecasting"``.
         keys: dataclasses of further keys for a structure of another package, by its name, such as ``task/predict``.
             With data of another plugin's families, a value other than the default is refused.
@@ -60,7 +58,6 @@ class Plugin:
     """
 
     structures: Mapping[str, type] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(default_factory=dict)
     families: Mapping[str, Family] = field(default_factory=dict)
     keys: Mapping[str, type] = field(default_factory=dict)
     config: str | None = None

@@ -136,15 +136,13 @@ def _folder_paths(folder: str) -> list[str]:
 def choices() -> dict[str, Any]:
     """Choices of config groups that need no file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
 
-    They are the schema, typed keys (under ``schema/``), choices that set no key (``task=eval``, ``data=weather``), and
-    the model and data of a run (:func:`exp.config.compose.primary_config`).
+    They are the schema, typed keys (under ``schema/``), and the model and data of a run
+    (:func:`exp.config.compose.primary_config`).
     """
     structures = _structures()
     untyped: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _UNTYPED_SECTIONS]
     schema = dataclasses.make_dataclass("Schema", untyped, bases=(ExpConfig,))
     options: dict[str, Any] = {"exp_schema": schema, **{f"schema/{name}": keys for name, keys in structures.items()}}
-    for plugin in installed().values():
-        options.update({name: structures.get(name, choice) for name, choice in plugin.choices.items()})
     return options
 
 
