@@ -148,7 +148,7 @@ def test_every_generator_is_seeded_and_goes_on_from_what_a_checkpoint_has(tmp_pa
     """Also those that draw normal numbers in pairs, and keep the second of the pair."""
     card = torch.Generator()  # stands for the one of a card
     module = {"manual_seed_all": card.manual_seed, "get_rng_state": card.get_state, "set_rng_state": card.set_state}
-    backend = SimpleNamespace(module=SimpleNamespace(**module))
+    backend = SimpleNamespace(torch_module=SimpleNamespace(**module))
     seed_everything(7, backend)
     first = draws_of(7)
     assert draws(card) == [first[0], *first]
