@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
+import inspect
 import re
 from pathlib import Path
 from typing import Any, Iterator
 
 import mmengine.hooks
+from mmengine.hooks import iter_timer_hook, runtime_info_hook
 
 ROOT = Path(__file__).parents[1]
 CODE = [path for folder in ("src", "backends") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -119,6 +122,23 @@ def test_files_of_the_repository_that_strings_name_exist():
         if not (ROOT / file).exists()
     ]
     assert stale == []
+
+
+def test_modules_of_python_and_mmengine_that_strings_name_exist():
+    """Those that the fork server imports, and the one by which a resource tracker's command line is recognized."""
+    dotted = re.compile(r"(?:multiprocessing|mmengine)(?:\.\w+)+")
+    values = {node.value for _, node in nodes(ast.Constant) if isinstance(node.value, (str, bytes))}
+    texts = {value if isinstance(value, str) else value.decode("latin-1") for value in values}
+    named = {value for value in texts if dotted.fullmatch(value)}
+    assert [name for name in named if importlib.util.find_spec(name) is None] == []
+
+
+def test_modules_that_pages_about_the_source_name_exist():
+    files = [*CODE, *OTHERS, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    pages = [ROOT / "docs" / page for page in ("extend/change-exp.md", "extend/hooks.md", "concepts/architecture.md")]
+    texts = [page.read_text() for page in [*pages, ROOT / "CONTRIBUTING.md"]]
+    named = {name for page in texts for name in re.findall(r"`([\w/]+\.py)`", page)}
+    assert [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in map(str, files))] == []
 
 
 # -- attributes --------------------------------------------------------------------------------------------------------
@@ -241,6 +261,8 @@ def test_stages_that_are_called_are_those_that_hooks_have():
         "before_clipping",
         "after_clipping",
     }
+    asked = {node.value for _, node in nodes(ast.Constant) if re.fullmatch(r"(before|after)_\w+", str(node.value))}
+    assert asked <= called, "user_hooks_overriding would find no hook"
     own = {
         name.name
         for _, node in nodes(ast.ClassDef)
@@ -265,6 +287,34 @@ def test_environment_variables_of_exp_are_constants_that_both_sides_import():
     assert constants
     read = [node.id for _, node in nodes(ast.Name) if isinstance(node.ctx, ast.Load)]
     assert [variable for variable, name in constants.items() if read.count(name) < 2] == []
+
+
+def test_variables_of_exp_and_the_simulators_that_tests_and_pages_name_exist():
+    variable = re.compile(r"\b(?:EXP|SIM)_[A-Z_]*[A-Z]\b")
+    given = {node.value for _, node in nodes(ast.Constant, [*CODE, *OTHERS]) if variable.fullmatch(str(node.value))}
+    for file in (ROOT / "simulators").rglob("*.cpp"):
+        given |= set(re.findall(r'getenv\("(\w+)"', file.read_text()))
+    pages = [page for folder in ("docs", "simulators") for page in (ROOT / folder).rglob("*.md")]
+    files = [*pages, *(ROOT / "tests").rglob("*.py"), *CODE]
+    assert {name for file in files for name in variable.findall(file.read_text())} - given == set()
+
+
+def test_processes_are_looked_for_by_the_names_that_they_give_themselves():
+    name = re.compile(r"(?<![\w/.-])exp-(?!accelerators|c10d|card|dataclasses|simulated)[a-z-]+")
+    calls = [node.args[0] for _, node in nodes(ast.Call) if "name_process" in ast.dump(node.func)]
+    given = {found for call in calls for part in ast.walk(call) for found in name.findall(text(part) or "")}
+    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.py"), *CODE]
+    assert {found for file in files for found in name.findall(file.read_text())} == given
+
+
+def test_keys_that_the_engine_puts_into_the_message_hub_are_not_taken_for_a_hooks_state():
+    info = (node.value for _, node in nodes(ast.Assign) if getattr(node.targets[0], "id", "") == "_RUNTIME_INFO")
+    own = ast.literal_eval(next(info))
+    calls = [node for _, node in nodes(ast.Call) if getattr(node.func, "attr", "").startswith("update_info")]
+    put = {text(key) for call in calls for key in getattr(call.args[0], "keys", call.args[:1])} - {None}
+    theirs = inspect.getsource(runtime_info_hook) + inspect.getsource(iter_timer_hook)
+    assert put <= own
+    assert [key for key in own if not re.search(rf"\b{key}\b", theirs)] == []
 
 
 # Keys that others write: files of other projects, the environment, and libraries.
