@@ -42,13 +42,6 @@ _UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug
 launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""
 _GROUPS = ("launcher", "task", "data", "model")
 """Sections whose keys depend on the choice."""
-_MADE = {each.name: each.default_factory for each in dataclasses.fields(ExpConfig)}
-_LISTS = tuple(name for name, made in _MADE.items() if made is list)
-_DICTIONARIES = (
-    "hydra",
-    *_GROUPS,
-    *(name for name, made in _MADE.items() if made is dict or dataclasses.is_dataclass(made)),
-)
 _PACKAGE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*?[ \t]*#[ \t]*@package[ \t]+(\S+)")
 _HYDRA_KEYS = {
     "run": "output_dir=...",
@@ -201,16 +194,30 @@ class _SearchPath(SearchPathPlugin):
         search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
 
 
-def _check_shapes(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse another value where a list or a dictionary belongs, for which Hydra's message names no key."""
+def _check_shapes(content: Mapping[str, Any], path: Path, section: Any = ExpConfig, prefix: str = "") -> None:
+    """Refuse another value where a list or a dictionary belongs, for which Hydra's message names no key.
+
+    Args:
+        content: of a file, or of one section of it.
+        path: of the file.
+        section: the dataclass of the typed keys of ``content``.
+        prefix: the key of the section, with a point.
+    """
+    factories: dict[str, Any] = {field.name: field.default_factory for field in dataclasses.fields(section)}
+    if not prefix:
+        factories.update(dict.fromkeys(("hydra", *_GROUPS), dict))
     for key, value in content.items():
-        kind = list if key in _LISTS else dict if key in _DICTIONARIES else None
-        if kind is None or isinstance(value, kind) or str(value).startswith("${"):
+        factory = factories.get(key)
+        kind = dict if dataclasses.is_dataclass(factory) else factory
+        if kind not in (list, dict) or str(value).startswith("${"):
             continue
-        kinds, hint = "a list" if kind is list else "a dictionary", ""
-        if key in _GROUPS and isinstance(value, str):
-            hint = f"; a choice belongs into the list of defaults: '- override /{key}: {value}'"
-        raise ConfigError(f"{path}: {key} must be {kinds}, not {value!r}{hint}")
+        if not isinstance(value, kind):
+            kinds, hint = "a list" if kind is list else "a dictionary", ""
+            if prefix + key in _GROUPS and isinstance(value, str):
+                hint = f"; a choice belongs into the list of defaults: '- override /{key}: {value}'"
+            raise ConfigError(f"{path}: {prefix}{key} must be {kinds}, not {value!r}{hint}")
+        if dataclasses.is_dataclass(factory):
+            _check_shapes(value, path, factory, f"{prefix}{key}.")
 
 
 class _Files(ConfigSource):

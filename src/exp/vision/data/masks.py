@@ -85,7 +85,7 @@ class IndexMasks:
         if values.ndim != 2 or values.dtype.kind not in "iuf":
             raise DataError(
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; masks of "
-                "colors need data.palette (class: RRGGBB), numbers 8 or 16 bits"
+                "colors need data.palette (class: RRGGBB), class numbers one band"
             )
         if values.dtype.itemsize > 2:
             labels = self._lookup(values, nodata)
