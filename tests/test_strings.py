@@ -229,13 +229,19 @@ def documented(docstring: str, section: str) -> set[str]:
     return set(re.findall(r"^ {4}\*{0,2}(\w+): ", lines[1], re.MULTILINE)) if lines else set()
 
 
+def docstring_lines(node: Any, lines: list[str]) -> list[str]:
+    has_docstring = ast.get_docstring(node) is not None
+    return lines[node.body[0].lineno - 1 : node.body[0].end_lineno] if has_docstring else []
+
+
 def test_what_docstrings_describe_exists():
     """Arguments and attributes of the same function or class, and what :meth:`...` and the like lead to."""
     stale = []
     known = defined() | references()
     for path, node in nodes((ast.FunctionDef, ast.ClassDef)):
         docstring = ast.get_docstring(node) or ""
-        code = ast.unparse(node).replace(ast.get_docstring(node, clean=False) or "", "")
+        lines = path.read_text().splitlines()
+        code = " ".join(lines[node.lineno - 1 : node.end_lineno]).replace(" ".join(docstring_lines(node, lines)), "")
         names = documented(docstring, "Args") | documented(docstring, "Attributes")
         links = {link.rpartition(".")[2] for link in re.findall(r":(?:meth|attr):`~?([\w.]+)`", docstring)}
         missing = [*(names - {*re.findall(r"\w+", code)}), *(link for link in links - known if link[:2] != "__")]
