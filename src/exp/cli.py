@@ -33,7 +33,7 @@ from exp.errors import (
 )
 from exp.launcher.base import launcher_class
 from exp.launcher.execute import execute
-from exp.launcher.freeze import freeze
+from exp.launcher.freeze import compose_run, validate_run
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.task import ParentTask, cli_arguments, create_task, rerun_command
@@ -140,8 +140,13 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         if task.runs:
             return code, [*task.runs]
     else:
-        launcher_class(config).adopt_rank_environment(config, overrides)
-        run = freeze(config, overrides)
+        launcher = launcher_class(config)
+        launcher.adopt_rank_environment(config, overrides)
+        adopted = config.nproc, config.launcher.nnodes
+        config = compose_run(config, overrides)
+        if launcher.is_external:  # backend=auto composes anew, from the overrides alone
+            config.nproc, config.launcher.nnodes = adopted
+        run = validate_run(config, overrides)
         code, folder = execute(run, tracebacks).exit_code, run.folder
     return code, [folder.path] * folder.config.is_file()
 

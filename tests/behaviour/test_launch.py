@@ -20,13 +20,17 @@ def places(count: int) -> list[dict[str, str]]:
     return [{**master, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
-def test_ranks_that_somebody_else_started_make_one_run(exp, start, trained):
-    processes = [start(*STEADY, "launcher=external", "output_dir=run", **place) for place in places(2)]
+@pytest.mark.parametrize("backend", ["cpu", "auto"])
+def test_ranks_that_somebody_else_started_make_one_run(exp, start, trained, backend):
+    """With backend=auto, too, which is composed anew: each rank took the whole global batch."""
+    words = [f"backend={backend}" if word == "backend=cpu" else word for word in STEADY]
+    processes = [start(*words, "launcher=external", "output_dir=run", **place) for place in places(2)]
     said = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert said[1] == ("", "")  # rank 0 speaks for all
     assert exp.result("run")["world_size"] == 2
     assert losses(exp.path("run")) == pytest.approx(losses(trained("steady")), rel=1e-5)
+    assert f"\nnproc: {len(processes)}\n" in (exp.path("run") / "config.yaml").read_text()
 
 
 def test_variables_of_another_job_are_ignored_and_said(exp):
