@@ -30,6 +30,11 @@ def tree(path: Path) -> ast.AST:
     return ast.parse(path.read_text())
 
 
+@functools.lru_cache(maxsize=None)
+def source_lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
 def nodes(kind: Any, paths: list[Path] | None = None) -> Iterator[tuple[Path, Any]]:
     for path in CODE if paths is None else paths:
         for node in ast.walk(tree(path)):
@@ -240,7 +245,7 @@ def test_what_docstrings_describe_exists():
     known = defined() | references()
     for path, node in nodes((ast.FunctionDef, ast.ClassDef)):
         docstring = ast.get_docstring(node) or ""
-        lines = path.read_text().splitlines()
+        lines = source_lines(path)
         code = " ".join(lines[node.lineno - 1 : node.end_lineno]).replace(" ".join(docstring_lines(node, lines)), "")
         names = documented(docstring, "Args") | documented(docstring, "Attributes")
         links = {link.rpartition(".")[2] for link in re.findall(r":(?:meth|attr):`~?([\w.]+)`", docstring)}

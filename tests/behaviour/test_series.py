@@ -195,7 +195,7 @@ def test_the_prior_trains_in_two_phases_and_its_deviations_are_corrected(exp):
     assert np.isfinite(found.to_numpy()).all()
     assert (found["loss_hmm"] == 0).tolist() == [False] * 4 + [True]  # frozen after the first epoch
     off = []
-    for name, words in (("plain", ["task.intervals_calibrate=false"]), ("mended", [])):  # which nobody has to ask for
+    for name, words in (("plain", ["task.intervals_calibrate=false"]), ("mended", [])):  # the correction is the default
         ran(exp, "backend=cpu", "task=eval", "init_from=run", ASKED, "task.intervals_method=model", *words,
             "plots=false", f"output_dir={name}")  # fmt: skip
         assert result(exp.path(name))["data"]["intervals"]["from"] == "std"

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf, open_dict
 
 from exp.config.sources import register
 from exp.errors import ExpError
+from exp.hardware.registry import create_backend
 from exp.launcher.freeze import compose_run, validate_run
 from exp.launcher.outcome import Outcome
 from exp.launcher.run import FrozenRun
@@ -117,8 +118,8 @@ def test_the_exit_code_of_a_sweep(tmp_path, codes, code):
 
 
 def test_no_more_jobs_run_at_a_time_than_asked_for():
-    backend = {"_target_": "exp.backends.cpu.CpuBackend", "name": "cpu"}
-    runs = [SimpleNamespace(config=SimpleNamespace(backend=backend, nproc=1))] * 3
+    backend = create_backend({"_target_": "exp.backends.cpu.CpuBackend", "name": "cpu"})
+    runs = [SimpleNamespace(config=SimpleNamespace(nproc=1), backend=backend)] * 3
     scheduler = _LocalScheduler(runs, parallel_jobs=2)
     scheduler.running = {0: (None, [])}
     assert scheduler.allocate(1) == []

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from exp.backends.cpu import CpuBackend
 
+from exp.hardware.registry import create_backend
 from exp.launcher.progress import ProgressDisplay
 from exp.launcher.slurm.follow import follow
 from exp.runs.folder import RunFolder
@@ -31,9 +32,10 @@ class OneCard(CpuBackend):
 def test_waiting_jobs_are_asked_for_only_when_one_has_ended(tmp_path, monkeypatch):
     """Not ten times a second, which for a thousand jobs took most of a core."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    config, runs = SimpleNamespace(backend={"_target_": f"{__name__}.OneCard", "name": "one"}, nproc=1), []
+    config, runs = SimpleNamespace(nproc=1), []
+    backend = create_backend({"_target_": f"{__name__}.OneCard", "name": "one"})
     for number in range(40):
-        runs.append(SimpleNamespace(config=config, folder=RunFolder(tmp_path / str(number))))
+        runs.append(SimpleNamespace(config=config, backend=backend, folder=RunFolder(tmp_path / str(number))))
         runs[-1].folder.create()
         runs[-1].lock = RunLock(runs[-1].folder.path)
         runs[-1].lock.acquire()

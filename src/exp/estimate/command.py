@@ -13,7 +13,6 @@ from exp.estimate.batch_size import fitting_batch, largest_batch
 from exp.estimate.memory import KINDS, bytes_of
 from exp.estimate.rate import trace_flops
 from exp.estimate.tracer import Tracer, as_batch
-from exp.hardware.registry import create_backend
 from exp.launcher.execute import print_header
 from exp.launcher.freeze import freeze
 from exp.models.base import parameter_counts
@@ -45,7 +44,7 @@ def write_estimate(composed: ExpConfig, overrides: list[str]) -> int:
     config: Any = run.config
     task = config.task
     import_plugins(config.plugins)
-    backend = create_backend(config.backend)
+    backend = run.backend
     tracer = Tracer(config, backend)
     model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
     peak = max(memory["total"] for memory in passes.values() if memory is not None)

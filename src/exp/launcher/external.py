@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, ClassVar, Sequence
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.ports import check_host, port_owner
-from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.rank_environment import rank_environment
@@ -88,9 +87,7 @@ class ExternalLauncher(Launcher):
         """
         info, folder = self.rank_info, run.folder
         environment = {
-            **create_backend(run.config.backend).worker_env(
-                info.local_rank, info.local_world_size, single_node=info.single_node
-            ),
+            **run.backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node),
             **os.environ,
             AGENT_VARIABLE: str(os.getpid()),
         }

@@ -14,7 +14,6 @@ from exp.runs import signals
 from exp.runs.failures import Failures
 from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.session import RankInfo
-from exp.task import task_class
 from exp.worker.main import guard, preempted_in, run_and_exit
 from exp.worker.processes import fork
 from exp.worker.rank import describe_error, reporting
@@ -64,7 +63,7 @@ class LocalLauncher(Launcher):
         except Preempted as preempted:
             return Outcome(preempted.exit_code, preempted={"step": preempted.step})
         except SignalReceived as ended:
-            return Outcome.of_signal(ended.number, task_class(run.config).saves_state)
+            return Outcome.of_signal(ended.number, run.task.saves_state)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as with other launchers
             return Outcome.of(Failures(folder).collect() or [describe_error(error, folder, info)])
         return Outcome()

@@ -44,9 +44,7 @@ def main(run_dir: str, parent: str, token: str) -> int:
             run = FrozenRun.load(folder)
             run.lock = RunLock(folder.path, token)
             run.lock.acquire()
-            outcome = execute(
-                run,
-            )
+            outcome = execute(run)
         if outcome.exit_code == EXIT_FAILED and outcome.detail is None and not outcome.failures:
             # The task itself has found what is wrong, and printed it.
             error = (read_json(folder.result) or {}).get("error") or {}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Sequence
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import visible_devices_env
-from exp.hardware.registry import create_backend
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.launcher.progress import progress_of
 from exp.runs.signals import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
@@ -42,7 +41,6 @@ class _LocalScheduler:
     def __init__(self, runs: Sequence[FrozenRun], parallel_jobs: int | None) -> None:
         self.runs = runs
         self.parallel_jobs = parallel_jobs
-        self.backends = [create_backend(run.config.backend) for run in runs]
         self.waiting = list(range(len(runs)))
         self.running: dict[int, tuple[subprocess.Popen[bytes], list[int]]] = {}
         self.received: int | None = None
@@ -51,7 +49,7 @@ class _LocalScheduler:
 
     def allocate(self, number: int) -> list[int] | None:
         """Choose the devices of a job, cards or cores; empty: any. None: not all that the job needs are free."""
-        backend, nproc, cores = self.backends[number], self.runs[number].config.nproc, usable_cores()
+        backend, nproc, cores = self.runs[number].backend, self.runs[number].config.nproc, usable_cores()
         limit = max(1, cores // nproc) if self.parallel_jobs is None and backend.simulate else self.parallel_jobs
         if limit is not None and len(self.running) >= limit:
             return None
@@ -61,7 +59,7 @@ class _LocalScheduler:
             needed = nproc if backend.visible_variables else count
         else:
             count, needed = cores, min(nproc, cores) if limit is None else 0
-        used = (devices for job, (_, devices) in self.running.items() if self.backends[job].name == backend.name)
+        used = (devices for job, (_, devices) in self.running.items() if self.runs[job].backend.name == backend.name)
         free = sorted({*range(count)}.difference(*used))
         return free[:needed] if len(free) >= needed else None
 
@@ -74,7 +72,7 @@ class _LocalScheduler:
         waiting, self.waiting = self.waiting, []
         unavailable: set[tuple[object, ...]] = set()
         for number in waiting:
-            run, backend = self.runs[number], self.backends[number]
+            run, backend = self.runs[number], self.runs[number].backend
             request = backend.name, backend.simulate, run.config.nproc
             devices = None if request in unavailable else self.allocate(number)
             if devices is None:  # nor are the devices of an equal job free
@@ -92,7 +90,7 @@ class _LocalScheduler:
 
     def _job_environment(self, number: int, devices: list[int]) -> dict[str, str]:
         """Environment variables that limit a job to its devices and its share of the cores."""
-        backend = self.backends[number]
+        backend = self.runs[number].backend
         if not devices:
             return {}
         variables = visible_devices_env(backend, devices)

@@ -24,7 +24,6 @@ from exp import hub
 from exp.config.schema import SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
 from exp.hardware.cards import visible_devices_env
-from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.execute import print_header, report_outcome
 from exp.launcher.freeze import check_hardware
@@ -41,7 +40,6 @@ from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.signals import PREEMPT_SIGNAL
-from exp.task import task_class
 from exp.worker.processes import REQUEUES_VARIABLE
 
 if TYPE_CHECKING:
@@ -113,10 +111,8 @@ class SubmititLauncher(Launcher):
         config = runs[0].config
         if self.config.cluster in _IN_PROCESS and not self.config.dry_run:
             return None
-        backend = create_backend(config.backend)
-        needs_cards = (
-            not backend.capabilities.shared_device and not backend.simulate and task_class(config).uses_hardware
-        )
+        backend = runs[0].backend
+        needs_cards = not backend.capabilities.shared_device and not backend.simulate and runs[0].task.uses_hardware
         if needs_cards and not asks_for_cards(self.config):
             raise ConfigError(
                 f"backend={backend.name} needs cards, and the job would ask Slurm for none; set launcher.gres=<the "
@@ -136,7 +132,7 @@ class SubmititLauncher(Launcher):
         Returns:
             An outcome for each run.
         """
-        executor, backend = self._executor(runs[0], logs), create_backend(runs[0].config.backend)
+        executor, backend = self._executor(runs[0], logs), runs[0].backend
         environment = environment_for(_script(executor, len(runs)), backend.visible_variables)
         with environment, executor.batch() if len(runs) > 1 else contextlib.nullcontext():
             added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
@@ -269,7 +265,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
     with contextlib.ExitStack() as cards:
         try:
             launcher.check(config.nproc)
-            backend = create_backend(config.backend)
+            backend = run.backend
             check_hardware(config, backend)
             hub.download(config)
             cards.enter_context(locked_cards(backend, config.nproc))

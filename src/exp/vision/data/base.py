@@ -153,7 +153,7 @@ class ImageData(Data):
     def prepare_for_map(
         self, pixels: np.ndarray, path: str | os.PathLike[str], missing: np.ndarray | None = None
     ) -> np.ndarray:
-        """:meth:`apply_eval_pipeline` for a class map; an image that is none of the data is resized like them.
+        """Like :meth:`apply_eval_pipeline`, for a class map: an image from outside the data is scaled as the data are.
 
         A pipeline that makes 512 x 512 pixels of tiles of 1024 halves their ground resolution, and would divide that of
         a scene of 6000 by twelve. So the factors stay within those of the images of the data.
