@@ -61,8 +61,8 @@ def lacking_operators(major: int, native: tuple[str, ...] = ()) -> frozenset[str
     unknown = sorted(set(native) - set(map(_base, either)))
     if unknown:
         raise ConfigError(
-            f"backend.options.native has {', '.join(unknown)}, which no GCU lacks; write a list of ATen names "
-            "without an overload, such as [gelu_backward]"
+            f"backend.options.native has {', '.join(unknown)}, which no GCU lacks",
+            "write a list of ATen names without an overload, such as [gelu_backward]",
         )
     lacks = table["cpu"].union(*(table[f"cpu on {card}"] for card in _CARDS[major])) if major in _CARDS else either
     return frozenset(name for name in lacks if _base(name) not in set(native))

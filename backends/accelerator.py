@@ -59,7 +59,7 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         super().__init__(*args, **kwargs)
         for key, value in self.options.items():
             if not isinstance(value, (list, tuple)):
-                raise ConfigError(f"backend.options.{key}={value} must be a list; write backend.options.{key}=[...]")
+                raise ConfigError(f"backend.options.{key}={value} must be a list", f"write backend.options.{key}=[...]")
             if value:
                 setattr(self, key, tuple(value))
 
@@ -133,8 +133,8 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         count = 0 if device is None else torch.accelerator.device_count()
         if device is None or local_rank >= count:
             raise UnavailableError(
-                f"local_rank {local_rank} has no card: torch.accelerator counts {count} ({device or 'no device'}); "
-                "lower nproc, or set the vendor's visible-devices variable"
+                f"local_rank {local_rank} has no card: torch.accelerator counts {count} ({device or 'no device'})",
+                "lower nproc, or set the vendor's visible-devices variable",
             )
         self.device_type = device.type
         library = "undefined"

@@ -122,7 +122,7 @@ class CudaBackend(Backend, options=()):
         allowed = precision == "tf32"
         overrule = os.environ.get("NVIDIA_TF32_OVERRIDE")
         if precision in FLOAT32 and overrule == str(int(not allowed)):
-            raise ConfigError(f"NVIDIA_TF32_OVERRIDE={overrule} overrules precision={precision}; unset it")
+            raise ConfigError(f"NVIDIA_TF32_OVERRIDE={overrule} overrules precision={precision}", "unset it")
         super().set_precision(precision)
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed

@@ -173,7 +173,7 @@ class GcuBackend(Backend, options=("native",)):
         except Exception as error:  # the plug-in patches torch: one for another torch may raise anything
             reason = (str(error).splitlines() or ["no message"])[0]
             raise UnavailableError(
-                f"torch_gcu does not import ({type(error).__name__}: {reason}); {self._remedy(reason, 'check that')}"
+                f"torch_gcu does not import ({type(error).__name__}: {reason})", f"{self._remedy(reason, 'check that')}"
             ) from error
 
     def _remedy(self, problem: str, check: str) -> str:

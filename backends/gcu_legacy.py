@@ -70,7 +70,7 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
             ConfigError: the exported variable contradicts ``precision``.
         """
         if _EFP in os.environ and _gcu_environment.is_on(_EFP) != (precision == "efp"):
-            raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
+            raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}", "unset it")
         environment = super().run_env(precision, counts_fallbacks=False)
         return {**environment, _EFP: "true"} if precision == "efp" else environment
 
@@ -179,8 +179,8 @@ class LegacyCollectives(Collectives):
         """
         if process_group != "eccl":
             raise ConfigError(
-                f"process group '{process_group}' is not one that torch_gcu of this generation makes; leave out "
-                "backend.process_group for eccl, or set it to gloo for copies through the CPU"
+                f"process group '{process_group}' is not one that torch_gcu of this generation makes",
+                "leave out backend.process_group for eccl, or set it to gloo for copies through the CPU",
             )
         import torch_gcu.distributed as vendor
         from torch.distributed import TCPStore

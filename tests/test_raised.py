@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import re
 import urllib.error
 from datetime import timedelta
@@ -17,11 +18,14 @@ from exp.data.base import Data, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
 from exp.errors import (
+    ConfigError,
+    Preempted,
     RunError,
     SampleError,
     UnavailableError,
     as_exp_error,
     error_message,
+    first_line,
     format_user_error,
     is_out_of_memory,
 )
@@ -154,3 +158,11 @@ def test_a_library_that_does_not_load_is_told_from_a_word(tmp_path):
     assert isinstance(as_exp_error(caught(ctypes.CDLL, str(tmp_path / "none.so"))), UnavailableError)
     assert as_exp_error(caught(raising, OSError("weights.so is missing"))) is None
     assert as_exp_error(caught(raising, ImportError("weights.so is missing"))) is None
+
+
+def test_an_error_carries_its_parts_and_formats_them_once():
+    error = ConfigError("data.file=x is missing", "set data.root", ["in /d: a"], key="data.file", file="/d/x")
+    assert str(error) == "data.file=x is missing; set data.root\n  in /d: a"
+    passed_on = pickle.loads(pickle.dumps(error))
+    assert (str(passed_on), passed_on.headline, passed_on.key) == (str(error), first_line(error), "data.file")
+    assert pickle.loads(pickle.dumps(Preempted(3))).step == 3

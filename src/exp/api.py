@@ -143,7 +143,7 @@ def open_run(path: str | os.PathLike[str]) -> OpenRun:
     """
     folder = Path(path).expanduser().absolute()
     if not RunFolder(folder).config.is_file():
-        raise ConfigError(f"{path} is no run folder: it has no config.yaml; of a sweep's folder use exp.open_sweep")
+        raise ConfigError(f"{path} is no run folder: it has no config.yaml", "of a sweep's folder use exp.open_sweep")
     return OpenRun(folder)
 
 

@@ -101,10 +101,10 @@ def _check_folder() -> None:
     try:
         Path.cwd().as_posix().encode()
     except FileNotFoundError:
-        raise ConfigError("the current folder was deleted; change to another one (cd)") from None
+        raise ConfigError("the current folder was deleted", "change to another one (cd)") from None
     except UnicodeEncodeError:
         raise ConfigError(
-            f"the path of the current folder, {Path.cwd()}, is not UTF-8; change to another one"
+            f"the path of the current folder, {Path.cwd()}, is not UTF-8", "change to another one"
         ) from None
 
 
@@ -166,8 +166,8 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         return (error if isinstance(error, SignalReceived) else SignalReceived()).report()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
-    exp_error = as_exp_error(
-        ConfigError(explain.explain_error(error)) if explain.is_composition_error(error) else error, usage=usage
+    exp_error = (
+        explain.explain_error(error) if explain.is_composition_error(error) else as_exp_error(error, usage=usage)
     )
     message = exp_error or format_user_error(error)
     if message is None:

@@ -177,8 +177,9 @@ def negotiate_fallback(backend: Backend, store: Store, rank: int, world_size: in
         return None
     if not backend.allow_fallback:
         raise UnavailableError(
-            f"process group '{requested}' cannot be made: {missing[0]}; install what is missing, or copy tensors "
-            "through the CPU, which is slow, with backend.allow_fallback=true or backend.process_group=gloo"
+            f"process group '{requested}' cannot be made: {missing[0]}",
+            "install what is missing, or copy tensors "
+            "through the CPU, which is slow, with backend.allow_fallback=true or backend.process_group=gloo",
         )
     return {"wanted": requested, "used": GLOO_STAGED, "reason": "; ".join(missing)}
 
@@ -263,7 +264,8 @@ class AveragingDataParallel(nn.Module):
         if broadcast_buffers:
             raise ConfigError(
                 "wrapper.broadcast_buffers=true: gradients are averaged without DDP here, so each rank has buffers of "
-                "its own; leave it out"
+                "its own",
+                "leave it out",
             )
         self.module, self.group = module, group
         self._all_reduce = all_reduce or functools.partial(_through_cpu, collective=dist.all_reduce)
@@ -316,8 +318,8 @@ class AveragingDataParallel(nn.Module):
         updating, *having = counts.tolist()
         if updating != updates * dist.get_world_size():
             raise RunError(
-                f"this rank updates the weights {'more' if updates else 'less'} often in a step than another rank; the "
-                "train_step of the model must make as many updates on every rank"
+                f"this rank updates the weights {'more' if updates else 'less'} often in a step than another rank",
+                "the train_step of the model must make as many updates on every rank",
             )
         return having
 
@@ -377,7 +379,7 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
     else:
         reason = backend.capabilities.uncompiled or _why_not_compiled(device)
     if reason is not None:
-        raise ConfigError(f"compile=true on {device} ({backend.name}): {reason}; set compile=false")
+        raise ConfigError(f"compile=true on {device} ({backend.name}): {reason}", "set compile=false")
 
 
 def _why_not_compiled(device: torch.device) -> str | None:

@@ -1,7 +1,7 @@
 """The exceptions of ``exp``, one type for each way in which a caller can react; and messages for errors of user code.
 
-Every message starts with one line that says what is wrong, where, and what to do; details may follow on later lines.
-The exit codes are those of the command line (see docs/concepts/run.md).
+Every message starts with one line that says what is wrong, where, and what to do; details may follow on later lines
+(:class:`ExpError`). The exit codes are those of the command line (see docs/concepts/run.md).
 
 The traceback of an error shows whose code raised it. User code is all code that is neither exp nor installed.
 """
@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import errno
 import inspect
+import os
 import re
 import signal
 import sys
@@ -42,9 +43,45 @@ REFUSAL_CODES = (EXIT_CONFIG, EXIT_UNAVAILABLE)
 
 
 class ExpError(Exception):
-    """Base class; the command line exits with ``exit_code``."""
+    """Base class; the command line exits with ``exit_code``.
+
+    An error carries its parts as data, and ``str(error)`` formats them, only there: ``<finding>; <advice>``, then a
+    line for each detail. Code that needs one part reads the attribute; no code takes a message apart.
+
+    Args:
+        finding: what is wrong, and where, in one line.
+        advice: what to do; empty: nothing, or the finding says it.
+        details: further lines, without indentation.
+        key: the key of the configuration that is wrong, in full, such as ``data.root``.
+        file: the file or folder that is wrong.
+        rank: the rank at which something failed.
+        signal: name of the signal that ended a process, such as ``SIGKILL``.
+    """
 
     exit_code = EXIT_FAILED
+
+    def __init__(
+        self,
+        finding: str,
+        advice: str = "",
+        details: Iterable[str] = (),
+        *,
+        key: str | None = None,
+        file: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        super().__init__(finding)
+        self.finding, self.advice, self.details = finding, advice, [*details]
+        self.key, self.file, self.rank, self.signal = key, file, rank, signal
+
+    @property
+    def headline(self) -> str:
+        """Finding and advice: the message without its details."""
+        return "; ".join(filter(None, (self.finding, self.advice)))
+
+    def __str__(self) -> str:
+        return "\n  ".join([self.headline, *self.details])
 
 
 class ConfigError(ExpError):
@@ -230,8 +267,10 @@ def typed_message(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without the quotes that Python puts around the text of a KeyError."""
-    lines = str(error.args[0] if error.args else error).splitlines()
-    return lines[0] if lines else str(error)
+    if isinstance(error, ExpError):
+        return error.headline
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else error_message(error)
+    return next(iter(text.strip().splitlines()), "")
 
 
 def raised_by_user_code(error: BaseException) -> bool:
@@ -263,13 +302,18 @@ def format_user_error(error: BaseException) -> str | None:
     Returns:
         The message; None if user code did not raise the error, or is not in its traceback.
     """
+    lines = _user_error_lines(error)
+    return None if lines is None else "\n".join(lines)
+
+
+def _user_error_lines(error: BaseException) -> list[str] | None:
     frame = _user_frame(error) if raised_by_user_code(error) else None
     if frame is None:
         return None
     file, line, owner, tensors = frame
     headline, *details = typed_message(error).splitlines()
     shapes = f"; {', '.join(tensors)}" if tensors and is_about_shapes(error) else ""
-    return "\n".join([f"{owner} raises {headline} ({file}, line {line}){shapes}", *details])
+    return [f"{owner} raises {headline} ({file}, line {line}){shapes}", *details]
 
 
 def is_about_shapes(error: BaseException) -> bool:
@@ -336,5 +380,7 @@ def user_code_errors(key: str, owner: Any) -> Iterator[None]:
     except Exception as error:  # user code may raise anything
         if not raised_by_user_code(error):
             raise
-        message = format_user_error(error) or f"{key}: {qualified_name(owner)} raises {typed_message(error)}"
-        raise ConfigError(message.splitlines()[0]) from error
+        lines = _user_error_lines(error) or [
+            f"{key}: {qualified_name(owner)} raises {type(error).__name__}: {first_line(error)}"
+        ]
+        raise ConfigError(lines[0], key=key) from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exp import console
 from exp.config.compose import is_hub_source
-from exp.errors import CheckpointError, ConfigError, ExpError, UnavailableError
+from exp.errors import CheckpointError, ConfigError, ExpError, UnavailableError, first_line
 from exp.runs.files import file_digest, read_json
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def parse(text: str) -> Source:
     match = _SOURCE.fullmatch(text)
     if match is None or (match[1] == "hf") != ("/" in match[2]) or ".." in text:
         raise ConfigError(
-            f"init_from={text} is not a name of weights; write hf:<owner>/<name>, hf:<owner>/<name>@<revision> or "
-            "timm:<name>"
+            f"init_from={text} is not a name of weights",
+            "write hf:<owner>/<name>, hf:<owner>/<name>@<revision> or timm:<name>",
         )
     return Source(text, match[2] if match[1] == "hf" else f"timm/{match[2]}", match[3] or "main")
 
@@ -137,8 +137,8 @@ def _library(name: str) -> Any:
         import huggingface_hub
     except ImportError as error:
         raise UnavailableError(
-            f"init_from={name} needs huggingface_hub, which is not installed; pip install 'exp-accelerators[hub]', or "
-            "give a file"
+            f"init_from={name} needs huggingface_hub, which is not installed",
+            "pip install 'exp-accelerators[hub]', or give a file",
         ) from error
     huggingface_hub.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return huggingface_hub
@@ -165,7 +165,7 @@ def _fetch(source: Source, files: list[str]) -> tuple[Path, dict[str, str]]:
             exp_error = _as_exp_error(library, source, error)
             if path is None or isinstance(exp_error, ConfigError):
                 raise exp_error from error
-            console.warn(f"{str(exp_error).partition(';')[0]}; using the copy in the cache")
+            console.warn(f"{exp_error.finding}; using the copy in the cache")
     return path, {file.name: _verified_digest(file) for file in files_of(path)}
 
 
@@ -186,7 +186,7 @@ def snapshot_in(folder: Path) -> Path:
     if commit in commits or not commits:
         return commit if commit in commits and commit is not None else folder
     if len(commits) > 1:
-        raise ConfigError(f"init_from={folder} has several commits; give one: {', '.join(map(str, commits))}")
+        raise ConfigError(f"init_from={folder} has several commits", f"give one: {', '.join(map(str, commits))}")
     return commits[0]
 
 
@@ -224,7 +224,8 @@ def _download(library: Any, source: Source) -> Path:
     if first is None:
         raise ConfigError(
             f"init_from={source.name}: {source.repository} has neither {_SINGLE_FILE} nor {INDEX} (it has "
-            f"{', '.join(names[:8]) or 'nothing'}); download a file of it and set init_from to its path"
+            f"{', '.join(names[:8]) or 'nothing'})",
+            "download a file of it and set init_from to its path",
         )
 
     def fetch(name: str, revision: str) -> Path:
@@ -233,7 +234,8 @@ def _download(library: Any, source: Source) -> Path:
         if not _DIGEST.fullmatch(etag or ""):
             raise UnavailableError(
                 f"init_from={source.name}: {_endpoint()} gives {name} the ETag {str(etag)[:80]!r}, which is no digest, "
-                "so the file cannot be verified; set HF_ENDPOINT to another mirror"
+                "so the file cannot be verified",
+                "set HF_ENDPOINT to another mirror",
             )
         return Path(library.hf_hub_download(source.repository, name, revision=revision))
 
@@ -259,7 +261,7 @@ def _verified_digest(path: Path) -> str:
     if blob != path and _DIGEST.fullmatch(blob.name) and blob.name not in (sha256, git):
         blob.unlink()
         raise UnavailableError(
-            f"{path} does not match its digest ({blob.name}) and was removed; start again to download it"
+            f"{path} does not match its digest ({blob.name}) and was removed", "start again to download it"
         )
     return sha256
 
@@ -275,11 +277,13 @@ def _as_exp_error(library: Any, source: Source, error: Exception) -> ConfigError
     kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, missing) or status in (401, 403):
         return ConfigError(
-            f"init_from={source.name}: {_endpoint()} does not give it ({kind}); check name and revision; a gated or "
-            "private repository needs HF_TOKEN, of an account that may read it (many have open copies: timm:<name>)"
+            f"init_from={source.name}: {_endpoint()} does not give it ({kind})",
+            "check name and revision; a gated or "
+            "private repository needs HF_TOKEN, of an account that may read it (many have open copies: timm:<name>)",
         )
-    reason = _PASSWORD.sub("", str(error)).strip().partition("\n")[0][:120]
+    reason = _PASSWORD.sub("", first_line(error))[:120]
     return UnavailableError(
-        f"init_from={source.name}: cannot fetch it from {_endpoint()} ({kind}: {reason}); unset HF_HUB_OFFLINE, set "
-        "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
+        f"init_from={source.name}: cannot fetch it from {_endpoint()} ({kind}: {reason})",
+        "unset HF_HUB_OFFLINE, set "
+        "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have",
     )

@@ -126,8 +126,8 @@ class SampleMetric(Metric):
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
             actual = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise ConfigError(
-                f"metric: {qualified_name(self)}.per_sample must give a tensor (B,), not {actual}; see "
-                f"{EXPERIMENT_PAGE}"
+                f"metric: {qualified_name(self)}.per_sample must give a tensor (B,), not {actual}",
+                f"see {EXPERIMENT_PAGE}",
             )
         self.values.append(values.detach().float())
 
@@ -144,7 +144,9 @@ class SampleMetric(Metric):
             total[0], total[1] = values.sum(), len(values)
         distributed.sum(total)
         if total[1] == 0:
-            raise DataError(f"metric: no sample has a value of {self.names[0]}; check that the split has ground truth")
+            raise DataError(
+                f"metric: no sample has a value of {self.names[0]}", "check that the split has ground truth"
+            )
         return {self.names[0]: float(total[0] / total[1])}
 
 
@@ -171,8 +173,8 @@ class Evaluator:
             for name in metric.names:
                 if name in owners:
                     raise ConfigError(
-                        f"two metrics give {name}: {qualified_name(owners[name])} and {qualified_name(metric)}; rename "
-                        "one"
+                        f"two metrics give {name}: {qualified_name(owners[name])} and {qualified_name(metric)}",
+                        "rename one",
                     )
                 owners[name] = metric
         if chosen is not None and chosen not in owners:
@@ -225,7 +227,8 @@ class Evaluator:
                 if not isinstance(values_by_name[name], (int, float)):
                     raise ConfigError(
                         f"metric: {qualified_name(metric)}.compute must return a dict with a number for {name}, not "
-                        f"{values!r:.200}; see {EXPERIMENT_PAGE}"
+                        f"{values!r:.200}",
+                        f"see {EXPERIMENT_PAGE}",
                     )
         first, *others = distributed.gather(values_by_name)
         for rank, other in enumerate(others, 1):
@@ -235,7 +238,8 @@ class Evaluator:
                         raise RunError(
                             f"metric: {qualified_name(metric)}.compute returns {name}={first[name]:.6g} on rank 0, and "
                             f"{other[name]:.6g} on rank {rank}: add up counts and sums over all ranks with "
-                            f"distributed.sum(tensor) before you divide; see {EXPERIMENT_PAGE}"
+                            f"distributed.sum(tensor) before you divide",
+                            f"see {EXPERIMENT_PAGE}",
                         )
         return first  # type: ignore[no-any-return]
 
@@ -286,7 +290,7 @@ def _agree(first: float, other: float) -> bool:
 
 def _check_metric(metric: Any) -> None:
     if not isinstance(metric, Metric):
-        raise ConfigError(f"metric: {qualified_name(metric)} is not an exp.metrics.Metric; see {EXPERIMENT_PAGE}")
+        raise ConfigError(f"metric: {qualified_name(metric)} is not an exp.metrics.Metric", f"see {EXPERIMENT_PAGE}")
     names = metric.names
     taken = [name for name in names if name in LINE_KEYS]
     if isinstance(names, str) or not names or taken:
@@ -295,4 +299,4 @@ def _check_metric(metric: Any) -> None:
         wrong = f"greater_is_better must be True or False: whether larger values of {names[0]} are better"
     else:
         return
-    raise ConfigError(f"metric: {qualified_name(metric)}.{wrong}; see {EXPERIMENT_PAGE}")
+    raise ConfigError(f"metric: {qualified_name(metric)}.{wrong}", f"see {EXPERIMENT_PAGE}")

@@ -236,7 +236,7 @@ def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
     for name, tracker in chosen.trackers.items():
         key = f"logger.trackers.{name}"
         if not isinstance(tracker, Mapping) or "_target_" not in tracker:
-            raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}; logger={name} has both")
+            raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}", f"logger={name} has both")
         yield name, create(tracker, Tracker, key)
 
 

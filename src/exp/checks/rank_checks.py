@@ -107,8 +107,7 @@ class CheckContext:
         try:
             answer = self._blocked_by(name, check) or check.body(self)
         except ExpError as error:
-            finding, _, advice = str(error).partition("; ")
-            answer = fail(finding, advice or _TRACEBACK)
+            answer = fail(error.finding, "\n  ".join([error.advice or _TRACEBACK, *error.details]))
         except Exception as error:  # noqa: BLE001 - a check that raises has failed; the next ones must still run
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
             answer = fail(f"{type(error).__name__}: {error}".splitlines()[0], _TRACEBACK)

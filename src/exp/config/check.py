@@ -76,14 +76,14 @@ def check_nodes(config: ExpConfig) -> None:
     """Refuse missing values, text that is not UTF-8, and passwords in any key."""
     missing = sorted(key for key, _, _, value in walk(config) if value == MISSING)
     if missing:
-        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
+        raise ConfigError(f"{', '.join(missing)} must be set", f"give {' '.join(f'{key}=...' for key in missing)}")
     for key, _, _, value in walk(config):
         if isinstance(value, str) and value != value.encode(errors="replace").decode():  # a lone surrogate
-            raise ConfigError(f"{key}={value} has bytes that are not UTF-8; rename this file or folder")
+            raise ConfigError(f"{key}={value} has bytes that are not UTF-8", "rename this file or folder")
         if isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
-                f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml; leave "
-                "it out, and set the environment variable from which the library reads the password"
+                f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml",
+                "leave it out, and set the environment variable from which the library reads the password",
             )
 
 
@@ -101,10 +101,10 @@ def check_values(config: ExpConfig) -> None:
     if clip is not None and not clip > 0:
         raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")
     if config.max_epochs is None and config.max_steps is None:
-        raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
+        raise ConfigError("neither max_epochs nor max_steps is set", "give one of them")
     if config.overwrite and config.resume is not None:
         raise ConfigError(
-            "overwrite=true removes the run that resume would continue; leave out one of them, or use init_from"
+            "overwrite=true removes the run that resume would continue", "leave out one of them, or use init_from"
         )
     check_hooks(config.hooks)
 
@@ -114,8 +114,8 @@ def check_wrapper(config: ExpConfig) -> None:
     processes, wrapper = config.nproc * config.launcher.nnodes, config.wrapper
     if wrapper.kind == "none" and processes > 1:
         raise ConfigError(
-            f"wrapper=none with {processes} processes would train {processes} independent models; "
-            "use wrapper=mmddp or wrapper=ddp, or nproc=1"
+            f"wrapper=none with {processes} processes would train {processes} independent models",
+            "use wrapper=mmddp or wrapper=ddp, or nproc=1",
         )
     if wrapper.kind == "none" and wrapper.options:
         raise ConfigError(f"wrapper=none takes no wrapper.options: {', '.join(map(str, wrapper.options))}")
@@ -127,7 +127,8 @@ def check_wrapper(config: ExpConfig) -> None:
     if wrapper.kind == "fsdp" and config.precision == "fp16":
         raise ConfigError(
             "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one rank "
-            "only; use precision=bf16, or wrapper=ddp"
+            "only",
+            "use precision=bf16, or wrapper=ddp",
         )
 
 
@@ -147,7 +148,8 @@ def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
     if family and trained_family and not any({family, trained_family} <= families for families in plugin_families):
         raise ConfigError(
             f"init_from={console.display_path(folder)} has trained a model for {trained_family} ({trained.name}), but "
-            f"this one is for {family}; leave out experiment=... to use that of the weights, or use other weights"
+            f"this one is for {family}",
+            "leave out experiment=... to use that of the weights, or use other weights",
         )
 
 
@@ -166,8 +168,9 @@ def check_family(config: ExpConfig) -> None:
     of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
     if None not in (of_model, of_data) and of_model != of_data:
         raise ConfigError(
-            f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
-            f"experiment={families[str(of_data)].example} or experiment={families[str(of_model)].example}"
+            f"the model is for {of_model}, and the data are for {of_data}",
+            f"choose an experiment that has both, such as "
+            f"experiment={families[str(of_data)].example} or experiment={families[str(of_model)].example}",
         )
     for plugin in plugins if of_data is not None else ():
         # Only a plugin's own families read the keys that it adds to a task; with other data they would do nothing.
@@ -176,7 +179,8 @@ def check_family(config: ExpConfig) -> None:
             if of_data not in plugin.families and config.task[key] != default:
                 raise ConfigError(
                     f"task.{key}={config.task[key]} is for {' or '.join(plugin.families)}, and the data are for "
-                    f"{of_data}; leave it out"
+                    f"{of_data}",
+                    "leave it out",
                 )
 
 
@@ -203,7 +207,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
     """
     for index, hook in enumerate(hooks):
         if not isinstance(hook.get("type"), str):
-            raise ConfigError(f"hooks[{index}] has no type; write it as {{type: <name of a class>, <its arguments>}}")
+            raise ConfigError(f"hooks[{index}] has no type", "write it as {type: <name of a class>, <its arguments>}")
         module, _, last = str(hook["type"]).rpartition(".")
         if last in UNSUPPORTED_HOOKS and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(unsupported_hook_message(last))
@@ -241,15 +245,15 @@ def derive_batch_sizes(config: ExpConfig, overrides: Sequence[str] = ()) -> None
     layout = f"{processes} process{'es' if processes > 1 else ''} x accumulate={config.accumulate}"
     if global_size is None:
         if per_rank is None:
-            raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
+            raise ConfigError("neither batch_size nor global_batch_size is set", "give one of them")
         global_size = per_rank * parts
     below, remainder = global_size // parts * parts, global_size % parts
     if remainder:
         valid = " or ".join(str(value) for value in (below, below + parts) if value)
-        raise ConfigError(f"global_batch_size={global_size} does not divide over {layout}; nearest: {valid}")
+        raise ConfigError(f"global_batch_size={global_size} does not divide over {layout}", f"nearest: {valid}")
     if per_rank not in (None, global_size // parts):
         raise ConfigError(
-            f"batch_size={per_rank} over {layout} is {per_rank * parts}, not global_batch_size={global_size}; give "
-            "only one of them"
+            f"batch_size={per_rank} over {layout} is {per_rank * parts}, not global_batch_size={global_size}",
+            "give only one of them",
         )
     config.batch_size, config.global_batch_size = global_size // parts, global_size

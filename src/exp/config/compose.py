@@ -29,7 +29,7 @@ from exp.config.resolve import mark_untrusted, resolve, walk
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.config.sources import choices, open_dicts, structure_of, task_class_by_name, user_config_files
 from exp.console import display_path
-from exp.errors import ConfigError, nearest
+from exp.errors import ConfigError, first_line, nearest
 from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
 
@@ -72,7 +72,7 @@ def typed(config: Any, untrusted: bool = False) -> ExpConfig:
             continue  # not chosen, as later checks report
         target = str(section.get("_target_") or MISSING)
         if target == MISSING:
-            raise ConfigError(f"{group}._target_ must be set; give the path of a class, such as package.module.Class")
+            raise ConfigError(f"{group}._target_ must be set", "give the path of a class, such as package.module.Class")
         keys: Any = LauncherConfig if target == "auto" else structure_of(target)
         unknown = keys is None and (target.startswith("exp.") or not untrusted)
         if unknown and group in _INTERFACES:
@@ -98,10 +98,10 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
     try:
         content = read_yaml(path, OmegaConf.create)
     except (ConfigError, OSError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{path} is not the configuration of a run: {reason}; use another run folder") from error
+        reason = first_line(error) or type(error).__name__
+        raise ConfigError(f"{path} is not the configuration of a run: {reason}", "use another run folder") from error
     if not isinstance(content, DictConfig) or any(not isinstance(content.get(group), DictConfig) for group in groups):
-        raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
+        raise ConfigError(f"{path} is not the configuration of a run", "use another run folder")
     return content
 
 
@@ -309,7 +309,9 @@ def _register_run_config(folder: Path) -> dict[str, Any]:
             )
         except OmegaConfBaseException as error:
             reason = str(error.msg).splitlines()[0]
-            raise ConfigError(f"{path}: {part}.{error.key}: {reason}; another version of exp wrote this run") from error
+            raise ConfigError(
+                f"{path}: {part}.{error.key}: {reason}", "another version of exp wrote this run"
+            ) from error
         overrides.append({f"override {part}": RUN_CONFIG})
     inherited = {key: config[key] for key in _INHERITED_KEYS if key in config}
     record = {"trained_in": str(folder), "chosen": chosen}

@@ -13,10 +13,11 @@ from omegaconf import MISSING
 
 from exp.config.resolve import to_plain
 from exp.config.schema import ExpConfig
+from exp.errors import ConfigError
 
 __all__ = [
-    "Change", "Changes", "all_changes", "continues_after_early_stop", "diff_lines", "format_value", "refusal_message",
-    "resume_changes", "training_config",
+    "Change", "Changes", "all_changes", "continues_after_early_stop", "diff_lines", "format_value", "resume_changes",
+    "resume_error", "training_config",
 ]  # fmt: skip
 
 _MAX_CHARS = 60  # characters of a value in a message
@@ -98,8 +99,8 @@ def resume_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     return Changes(tuple(change for change in changes if not is_fixed(change)), tuple(filter(is_fixed, changes)))
 
 
-def refusal_message(refused: tuple[Change, ...], source: object) -> str:
-    """The error message for refused changes. The first line has the first change with both values.
+def resume_error(refused: tuple[Change, ...], source: object) -> ConfigError:
+    """The error of refused changes. Its finding has the first change with both values.
 
     Args:
         refused: of :func:`resume_changes`; not empty.
@@ -108,13 +109,14 @@ def refusal_message(refused: tuple[Change, ...], source: object) -> str:
     # Keys of data first, because keys of the model may follow from them.
     first, *more = sorted(refused, key=lambda change: _DATA.fullmatch(change.key) is None)
     data = all(_DATA.fullmatch(change.key) for change in refused)
-    lines = [
+    return ConfigError(
         f"resume: {source} was trained with {first.key}={format_value(first.old)}, this run has "
-        f"{format_value(first.new)}; set {first.key}={format_value(first.old)}, or start a new training from its "
-        f"weights with init_from={source} and "
-        "another output_dir" + (", or continue with the other data with resume_changed_data=true" if data else "")
-    ]
-    return "\n".join(lines + [f"  also {change}" for change in more])
+        f"{format_value(first.new)}",
+        f"set {first.key}={format_value(first.old)}, or start a new training from its weights with init_from={source} "
+        "and another output_dir" + (", or continue with the other data with resume_changed_data=true" if data else ""),
+        [f"also {change}" for change in more],
+        key=first.key,
+    )
 
 
 def continues_after_early_stop(changed: Iterable[Change]) -> bool:

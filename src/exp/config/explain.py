@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp.config.resolve import walk
 from exp.config.schema import ExpConfig
 from exp.config.sources import group_keys
-from exp.errors import nearest
+from exp.errors import ConfigError, nearest
 
 __all__ = ["explain_error", "help_text", "is_composition_error"]
 
@@ -46,33 +46,38 @@ def is_composition_error(error: Exception) -> bool:
     return isinstance(error, (HydraException, OmegaConfBaseException)) or str(error).startswith(_NO_CHOICE)
 
 
-def explain_error(error: Exception) -> str:
-    """The message for an error of composition: one line, with details on further lines if they help."""
+def explain_error(error: Exception) -> ConfigError:
+    """An error of composition as an error of exp, which names the key and what to do."""
     text, cause = str(error), error.__cause__ or error
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         options = ", ".join(error.options)
-        return f"{group}={choice} is not a choice{nearest(choice, error.options)}\n  choices of {group}: {options}"
+        finding = f"{group}={choice} is not a choice{nearest(choice, error.options)}"
+        return ConfigError(finding, details=[f"choices of {group}: {options}"], key=group)
     if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
-            "around a dictionary twice: 'KEY={name: \"value\"}'"
+        return ConfigError(
+            f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters",
+            "around a dictionary twice: 'KEY={name: \"value\"}'",
         )
     if text.startswith(_NO_CHOICE):
-        return "a config group takes the name of a choice, such as debug=one_batch; --help lists them"
+        return ConfigError("a config group takes the name of a choice, such as debug=one_batch", "--help lists them")
     match = re.match(r"Multiple values for (\S+)\. To override", text)
     if match:
-        return f"{match.group(1)} is chosen already: leave out the '+' before {match.group(1)}="
+        group = match.group(1)
+        return ConfigError(f"{group} is chosen already: leave out the '+' before {group}=", key=group)
     match = re.search(r"In 'experiment/([^']+)'.*?\n\s*(Key .*?)\n\s*full_key: (\S+)", text, re.DOTALL)
     if match:
         experiment, complaint, key = match.groups()
-        return (
-            f"experiment={experiment} sets {key}, which the chosen data or model does not have; choose an experiment "
-            f"for these data and this model (--help lists all)\n  {complaint}"
+        return ConfigError(
+            f"experiment={experiment} sets {key}, which the chosen data or model does not have",
+            "choose an experiment for these data and this model (--help lists all)",
+            [complaint],
+            key=key,
         )
     match = re.search(r"Missing mandatory value: (\S+)", text)
     if match:
-        return f"{match.group(1)} must be set; give {match.group(1)}=..., or set it in the file of the experiment"
+        key = match.group(1)
+        return ConfigError(f"{key} must be set", f"give {key}=..., or set it in the file of the experiment", key=key)
     complaint, full_key = (str(getattr(cause, name, None) or "") for name in ("msg", "full_key"))
     match = re.match(r"(?:Error merging override |Could not override ')([^=']+)(?:=(.*))?", text)
     key, value = match.groups() if match else (full_key, None)
@@ -80,12 +85,15 @@ def explain_error(error: Exception) -> str:
         unknown = (
             full_key if full_key.startswith(f"{key}.") else key
         )  # a member of a dictionary, such as launcher={foo: 3}
-        return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows the main keys"
+        finding = f"there is no key '{unknown}'{_hint(unknown, cause)}"
+        return ConfigError(finding, details=["--cfg job shows the main keys"], key=unknown)
     if not isinstance(cause, OmegaConfBaseException):
-        return text
+        first, *details = text.splitlines()
+        return ConfigError(first, details=[line.strip() for line in details])
     if "is not a ListConfig, list or tuple" in complaint:
         complaint = f"a list is expected: '{key}=[{value}]'"
-    return f"{key or 'configuration'}{'' if value is None else f'={value}'}: {(complaint or text).splitlines()[0]}"
+    setting = f"{key or 'configuration'}{'' if value is None else f'={value}'}"
+    return ConfigError(f"{setting}: {(complaint or text).splitlines()[0]}", key=key or None)
 
 
 def _hint(unknown: str, error: BaseException) -> str:

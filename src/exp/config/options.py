@@ -70,24 +70,24 @@ def read_options(arguments: Sequence[str]) -> Options:
             parsed = vars(parser.parse_intermixed_args(arguments))
     except SystemExit:
         problem = stderr.getvalue().rstrip().rpartition("error: ")[2]
-        raise ConfigError(f"{problem}; --help has examples, and --hydra-help lists the options") from None
+        raise ConfigError(f"{problem}", "--help has examples, and --hydra-help lists the options") from None
     overrides, folders = parsed.pop("overrides"), parsed.pop("folders")
     chosen = {name: value for name, value in parsed.items() if value not in (None, False)}
     for name in UNSUPPORTED_OPTIONS.keys() & chosen.keys():
         raise ConfigError(f"{_option(name)} cannot be used with exp: {UNSUPPORTED_OPTIONS[name]}")
     modes = [_option(name) for name in _MODES if name in chosen]
     if len(modes) > 1:
-        raise ConfigError(f"{' and '.join(modes)} exclude each other; give one of them")
+        raise ConfigError(f"{' and '.join(modes)} exclude each other", "give one of them")
     for name in ("resolve", "package"):
         if name in chosen and "cfg" not in chosen:
-            raise ConfigError(f"{_option(name)} is for --cfg; add --cfg job")
+            raise ConfigError(f"{_option(name)} is for --cfg", "add --cfg job")
     completes = "shell_completion" in chosen
     if completes and not any(re.match("(install|uninstall|query)=", override) for override in overrides):
         raise ConfigError("--shell-completion needs the name of a shell: --shell-completion install=bash")
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if re.match(r"record\b", key):
-            raise ConfigError(f"{key} is written by exp, and cannot be set; leave it out")
+            raise ConfigError(f"{key} is written by exp, and cannot be set", "leave it out")
         check_hydra_key(key)
         if len(override) > _LONG:
             try:

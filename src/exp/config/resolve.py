@@ -76,8 +76,8 @@ def trust_packages(plugins: Sequence[str], overrides: Sequence[str] | None = Non
     """
     if overrides is not None and plugins and not any(o.lstrip("+").startswith("plugins=") for o in overrides):
         raise ConfigError(
-            f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
-            "command line"
+            f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written",
+            "set it on the command line",
         )
     _plugins[:] = plugins
 
@@ -153,8 +153,8 @@ def check_path_part(key: str, value: Any) -> None:
         return
     if not value.strip() or re.search(r"[/\\\x00-\x1f\x7f]", value) or value[0] in "-.~":
         raise ConfigError(
-            f"{key}={value!r} cannot be the name of a folder; leave out slashes and control characters, and do not "
-            "begin it with '-', '.' or '~'"
+            f"{key}={value!r} cannot be the name of a folder",
+            "leave out slashes and control characters, and do not begin it with '-', '.' or '~'",
         )
 
 
@@ -179,8 +179,8 @@ def _not_trusted(key: str, name: str) -> ConfigError:
     """The error for a name that is not allowed."""
     packages = ",".join([*_plugins, name.partition(".")[0]])
     return ConfigError(
-        f"{key}={name} is neither part of exp nor in a registry, and its package is not in plugins; if you trust it, "
-        f"add plugins=[{packages}]"
+        f"{key}={name} is neither part of exp nor in a registry, and its package is not in plugins",
+        f"if you trust it, add plugins=[{packages}]",
     )
 
 
@@ -234,7 +234,7 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
 
 
 def _no_module(key: str, path: str, name: str) -> ConfigError:
-    return ConfigError(f"{key}={path}: there is no module {name}; is its folder on PYTHONPATH?")
+    return ConfigError(f"{key}={path}: there is no module {name}", "is its folder on PYTHONPATH?")
 
 
 def check_target(key: str, path: str) -> None:
@@ -273,7 +273,7 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
     content = to_plain(config)
     target = content.pop("_target_", None) if isinstance(content, dict) else None
     if target is None:
-        raise ConfigError(f"{key} has no _target_; give the path of a class, such as package.module.Class")
+        raise ConfigError(f"{key} has no _target_", "give the path of a class, such as package.module.Class")
     return instantiate(resolve(f"{key}._target_", str(target), base), key, content, arguments)
 
 
@@ -356,7 +356,7 @@ def _arguments(value: Any, key: str, may_use_registry: bool) -> Any:
         return value
     if "_target_" in value:
         if not key.startswith("model."):
-            raise ConfigError(f"{key}._target_: only arguments of a model can be objects; make it in the class above")
+            raise ConfigError(f"{key}._target_: only arguments of a model can be objects", "make it in the class above")
         from torch import nn
 
         return create(value, nn.Module, key)
@@ -385,7 +385,7 @@ def check_type(key: str, name: str) -> None:
 
     plain = without_scope(name)
     if plain in ("Pretrained", "PretrainedInit"):
-        raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
+        raise ConfigError(f"{key}={name} would open a file that may run code", "use init_from, which reads plain data")
     if key.endswith("_scope_"):
         _check_name(key, name)
     elif "." in plain:
@@ -414,7 +414,7 @@ def import_plugins(plugins: Sequence[str]) -> None:
     """
     for name in plugins:
         if find_user_module(name) is None:
-            raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
+            raise ConfigError(f"plugins: there is no module {name}", "is its folder on PYTHONPATH?")
         try:
             importlib.import_module(name)
         except Exception as error:  # importing somebody's module may raise anything

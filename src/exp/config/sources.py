@@ -76,7 +76,7 @@ def check_hydra_key(key: str, file: str = "") -> None:
     name = match.group(1).replace("/", ".")
     replacement = next((use for prefix, use in _HYDRA_KEYS.items() if f"{name}.".startswith(f"{prefix}.")), None)
     hint = "leave it out" if replacement is None else f"use {replacement}"
-    raise ConfigError(f"{file}{key} has no effect in exp; {hint} (of Hydra's own keys, only hydra.sweeper is used)")
+    raise ConfigError(f"{file}{key} has no effect in exp", f"{hint} (of Hydra's own keys, only hydra.sweeper is used)")
 
 
 def register(folders: Sequence[str] = ()) -> None:
@@ -114,7 +114,7 @@ def _folder_paths(folder: str) -> list[str]:
     if scheme == "pkg":
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(f"hydra.searchpath: there is no package {name}; is its folder on PYTHONPATH?")
+            raise ConfigError(f"hydra.searchpath: there is no package {name}", "is its folder on PYTHONPATH?")
         return list(spec.submodule_search_locations)
     path = Path(os.path.abspath(Path(name).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
     if scheme not in ("", "file"):
@@ -251,7 +251,7 @@ class _Files(ConfigSource):
 
         node = read_yaml(path, load)
         if not isinstance(node, DictConfig):
-            raise ConfigError(f"{path} is a list; a file of configuration has lines such as 'key: value'")
+            raise ConfigError(f"{path} is a list", "a file of configuration has lines such as 'key: value'")
         if config_path.startswith("experiment/") and package is None:
             raise ConfigError(
                 f"{path} lacks the line '# @package _global_' at its top, so its keys would have no effect"
@@ -262,7 +262,7 @@ class _Files(ConfigSource):
             for key in content.get("hydra") or ():
                 check_hydra_key(f"hydra.{key}", f"{path}: ")
             if "record" in content:
-                raise ConfigError(f"{path}: record is written by exp, and cannot be set; leave it out")
+                raise ConfigError(f"{path}: record is written by exp, and cannot be set", "leave it out")
         for key in _defaults_groups(content.get("defaults")):
             check_hydra_key(key, f"{path}: ")
         for part in (node, *(node.get(key) for key in ("data", "model", "task"))):

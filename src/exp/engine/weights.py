@@ -75,9 +75,12 @@ def _file_in(folder: Path) -> Path:
     files = files or [path for path in root.iterdir() if path.suffix in (".safetensors", ".pth", ".pt", ".bin")]
     if len(files) != 1:
         raise ConfigError(
-            f"init_from={folder} holds {'several weights, give one' if files else 'no checkpoint'}; looked for "
-            f"best.pth, step_*.pth, model.safetensors and its index, and a single .safetensors, .pth, .pt or .bin\n"
-            f"  {folder_listing(root)}"
+            f"init_from={folder} holds {'several weights, give one' if files else 'no checkpoint'}",
+            "looked for best.pth, step_*.pth, model.safetensors and its index, and a single .safetensors, .pth, .pt or "
+            ".bin",
+            [folder_listing(root)],
+            key="init_from",
+            file=folder,
         )
     return files[0]
 

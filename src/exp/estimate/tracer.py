@@ -255,7 +255,7 @@ def _example_batches(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
         example: ExampleBatch | None = resolve("data._target_", config.data["_target_"], Data).example_batch(**keys)
         if example is None:
             raise
-        notes.append(f"shapes are from the keys of data, because its files are missing: {str(error).splitlines()[0]}")
+        notes.append(f"shapes are from the keys of data, because its files are missing: {error.headline}")
         notes.extend(example.notes)
         return example, 0
 

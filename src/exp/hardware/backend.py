@@ -207,13 +207,13 @@ class Backend(abc.ABC):
         unknown = [] if names is None else [str(option) for option in self.options if option not in names]
         if unknown:
             raise ConfigError(
-                f"backend.options.{unknown[0]}: backend={name} has no such option; it has "
-                f"{', '.join(names or ['none'])}"
+                f"backend.options.{unknown[0]}: backend={name} has no such option",
+                f"it has {', '.join(names or ['none'])}",
             )
         self.allow_fallback = allow_fallback
         self.simulate = simulate
         if simulate and not self.capabilities.simulation:
-            raise ConfigError(f"backend.simulate=true: backend={name} has no simulated devices; leave it out")
+            raise ConfigError(f"backend.simulate=true: backend={name} has no simulated devices", "leave it out")
 
     def __str__(self) -> str:
         """Name for the terminal."""
@@ -297,8 +297,9 @@ class Backend(abc.ABC):
             lists = [f"{name}={os.environ[name]}" for name in self.visible_variables if name in os.environ]
             raise UnavailableError(
                 f"local_rank {local_rank} has no card: torch sees {count} of backend={self.name}"
-                f"{' with ' * bool(lists)}{', '.join(lists)}; lower nproc, or correct "
-                f"{self.visible_variables[0] if self.visible_variables else 'the visible devices'}"
+                f"{' with ' * bool(lists)}{', '.join(lists)}",
+                f"lower nproc, or correct "
+                f"{self.visible_variables[0] if self.visible_variables else 'the visible devices'}",
             )
         module.set_device(local_rank)
         return torch.device(self.device_type, local_rank)

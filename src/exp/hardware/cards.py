@@ -132,6 +132,6 @@ def check_distinct(devices: Sequence[Mapping[str, Any]]) -> None:
     """
     for first, second in shared_cards(dict(enumerate(devices))):
         raise RunError(
-            f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']}); "
-            "give each rank its own: lower nproc, or correct the visible-devices variable"
+            f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']})",
+            "give each rank its own: lower nproc, or correct the visible-devices variable",
         )

@@ -62,8 +62,8 @@ def check_endpoint(endpoint: str) -> None:
                 holder = port_owner(int(port)) if error.errno == errno.EADDRINUSE else None
                 if holder is not None:
                     raise ConfigError(
-                        f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {holder}; choose another port, "
-                        "the same on every node"
+                        f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {holder}",
+                        "choose another port, the same on every node",
                     ) from None
 
 
@@ -81,7 +81,7 @@ def check_host(where: str, host: str, port: int = 0) -> Sequence[Any]:
     try:
         return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"{where} {host} is not known here ({error}); correct it") from error
+        raise ConfigError(f"{where} {host} is not known here ({error})", "correct it") from error
 
 
 def check_loopback() -> None:
@@ -95,8 +95,8 @@ def check_loopback() -> None:
             probe.connect(("127.0.0.1", 9))
         except OSError as error:
             raise UnavailableError(
-                f"the loopback interface is down ({error.strerror}), over which the ranks of one node meet; "
-                "ip link set lo up, or export GLOO_SOCKET_IFNAME=<another interface>"
+                f"the loopback interface is down ({error.strerror}), over which the ranks of one node meet",
+                "ip link set lo up, or export GLOO_SOCKET_IFNAME=<another interface>",
             ) from error
 
 

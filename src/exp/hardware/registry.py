@@ -38,7 +38,8 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     if "." not in target:
         if target not in installed():
             raise ConfigError(
-                f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
+                f"backend._target_={target} is not installed",
+                f"installed are {', '.join(sorted(installed())) or 'none'}",
             )
         target = installed()[target].value.replace(":", ".")
     cls = resolve("backend._target_", target, Backend)
@@ -71,5 +72,5 @@ def choose_available(candidates: Sequence[str]) -> str:
             continue
         if reason is None:
             return name
-        reasons.append(f"  {name}: {reason}")
-    raise UnavailableError("backend=auto found no device\n" + "\n".join(reasons))
+        reasons.append(f"{name}: {reason}")
+    raise UnavailableError("backend=auto found no device", details=reasons, key="backend")

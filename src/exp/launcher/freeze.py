@@ -209,14 +209,14 @@ def _check_run(run: FrozenRun, is_remote: bool) -> None:
             check_target(f"{part}._target_", target)
     if config.precision not in backend.capabilities.precisions:
         raise ConfigError(
-            f"precision={config.precision} is not supported by backend={backend.name}; "
-            f"use one of {', '.join(backend.capabilities.precisions)}"
+            f"precision={config.precision} is not supported by backend={backend.name}",
+            f"use one of {', '.join(backend.capabilities.precisions)}",
         )
     if task.uses_hardware and not is_remote:
         check_hardware(config, backend)
     if task.trains and not has_weights(config):
         target = config.model["_target_"]
-        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
+        raise ConfigError(f"task={config.task.name}: {target} has nothing to train", "use task=eval to evaluate it")
     if task.trains:
         check_wrapper(config)
         derive_batch_sizes(config, run.overrides)
@@ -226,15 +226,15 @@ def _check_run(run: FrozenRun, is_remote: bool) -> None:
     uses_processes = config.nproc > 1 or config.data.get("num_workers")
     if uses_processes and not is_remote and not os.access(_SHARED_MEMORY, os.W_OK):
         raise UnavailableError(
-            f"{_SHARED_MEMORY} is missing or read-only, and several processes need it for shared memory; mount it "
-            "(docker run --shm-size=8g), or set nproc=1 data.num_workers=0"
+            f"{_SHARED_MEMORY} is missing or read-only, and several processes need it for shared memory",
+            "mount it (docker run --shm-size=8g), or set nproc=1 data.num_workers=0",
         )
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
     if config.resume is not None and not task.saves_state:
         raise ConfigError(
-            f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
+            f"resume={config.resume}: task={config.task.name} saves no state to resume from", "leave it out"
         )
     if config.init_from is not None and not is_hub_source(config.init_from):
         check_weights_exist(config.init_from)
@@ -244,8 +244,8 @@ def _check_files(config: ExpConfig, task: Task) -> None:
         check_data(config.data)
     if task.needs_weights and config.init_from is None and has_weights(config):
         raise ConfigError(
-            f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
-            "such as init_from=outputs/<experiment>/<run>"
+            f"task={config.task.name} needs weights",
+            "set init_from to a checkpoint or a run folder, such as init_from=outputs/<experiment>/<run>",
         )
 
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.config import compose, diff
-from exp.config.diff import format_value, refusal_message, resume_changes
+from exp.config.diff import format_value, resume_changes, resume_error
 from exp.config.resolve import mark_untrusted, to_plain, trust_packages
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
@@ -110,7 +110,7 @@ class FrozenRun:
             if first is not None and config.is_file() and file_digest(config) == first.config:
                 break
             if time.monotonic() > deadline:
-                raise ConfigError(f"{first or 'the first node'} has not written {config}; start all nodes again")
+                raise ConfigError(f"{first or 'the first node'} has not written {config}", "start all nodes again")
             time.sleep(0.1)
         changed = [] if digest == first.config else diff.all_changes(compose.load(config), self.config)
         # The path of the folder may be another one here, and records change nothing.
@@ -122,8 +122,8 @@ class FrozenRun:
         if texts:
             more = f" and {len(texts) - 4} more keys" if len(texts) > 4 else ""
             raise ConfigError(
-                f"this node has another configuration than the first, {first}: {', '.join(texts[:4])}{more}; start "
-                "the same command on every node, with as many processes (nproc) on each"
+                f"this node has another configuration than the first, {first}: {', '.join(texts[:4])}{more}",
+                "start the same command on every node, with as many processes (nproc) on each",
             )
 
     def rollback(self) -> bool:
@@ -147,7 +147,7 @@ class FrozenRun:
         """
         lost = None if self.lock is None else self.lock.check()
         if lost is not None:
-            raise RunError(f"{lost}; what it computed is lost")
+            raise RunError(f"{lost}", "what it computed is lost")
 
     def release(self) -> None:
         """Release the lock of the folder: the run has ended, or another process has taken it over."""
@@ -188,11 +188,11 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
         if source.has_checkpoint() and source.config.is_file():
             refused = resume_changes(to_plain(compose.load(source.config)), to_plain(config)).refused
             if refused:
-                raise ConfigError(refusal_message(refused, console.display_path(source.path)))
+                raise resume_error(refused, console.display_path(source.path))
         return
     if not config.overwrite and (completed or saved):
         holds = "a completed run" if completed else "an unfinished training"
         more = ", or resume=auto to continue it (to a larger max_epochs or max_steps)" if saved and trains else ""
         raise ConfigError(
-            f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it{more}"
+            f"output_dir={config.output_dir} holds {holds}", f"use another one, or overwrite=true to remove it{more}"
         )

@@ -104,8 +104,8 @@ def check_script(script: str) -> None:
         text = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
         first, *rest = text.splitlines() or ["no reason given"]
         if find_states(["1"]) is None:  # other commands fail, too
-            raise UnavailableError("\n  ".join([f"Slurm does not answer: {first}; is its controller up?", *rest]))
-        raise ConfigError("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
+            raise UnavailableError(f"Slurm does not answer: {first}", "is its controller up?", rest)
+        raise ConfigError(f"Slurm refuses this job: {first}", "correct launcher.*", rest)
 
 
 def _run_command(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:

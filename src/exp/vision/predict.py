@@ -163,9 +163,8 @@ def map_rank_shard(
         try:
             process(number, inputs[number])
         except DataError as error:
-            reason = str(error).splitlines()[0]
-            logger.error("cannot use %s: %s", inputs[number].path, reason)
-            failures.append(f"{inputs[number].path}: {reason}")
+            logger.error("cannot use %s: %s", inputs[number].path, error.headline)
+            failures.append(f"{inputs[number].path}: {error.headline}")
     finish()
     gathered = session.distributed.gather((results, failures, time.perf_counter() - start))
     ordered = [result for _, result in sorted(pair for shard, *_ in gathered for pair in shard.items())]
@@ -186,8 +185,8 @@ def report_failures(failures: Sequence[str], total: int) -> None:
     if failures:
         lines = failures[:NAMED_FILES]
         more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
-        hint = "; the others are done. Repair or remove these" if len(failures) < total else ""
-        raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))
+        hint = "the others are done. Repair or remove these" if len(failures) < total else ""
+        raise RunError(f"{len(failures)} of {total} images could not be used", hint, [*lines, *more])
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:

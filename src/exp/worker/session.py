@@ -104,8 +104,8 @@ def open_session(session: Session) -> None:
     session.device = backend.set_device(info.local_rank)
     if not backend.supports(config.precision):
         raise ConfigError(
-            f"precision={config.precision} is not supported by {backend.name} ({session.device}); "
-            f"use one of {', '.join(p for p in PRECISIONS if backend.supports(p))}"
+            f"precision={config.precision} is not supported by {backend.name} ({session.device})",
+            f"use one of {', '.join(p for p in PRECISIONS if backend.supports(p))}",
         )
     backend.set_precision(config.precision)
     session.portable_operators = configure_kernels(backend, session.device, config.precision)

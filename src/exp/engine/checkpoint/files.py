@@ -163,9 +163,12 @@ def read_checkpoint(
         raise
     except Exception as error:  # a damaged file may raise anything
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {short_reason(error)}\n"
-            "Only plain tensors and containers are loaded; a file that needs more could run code. "
-            "Save foreign weights as model.state_dict() or as .safetensors."
+            f"cannot read the checkpoint {path}: {short_reason(error)}",
+            details=[
+                "Only plain tensors and containers are loaded; a file that needs more could run code. "
+                "Save foreign weights as model.state_dict() or as .safetensors."
+            ],
+            file=path,
         ) from error
 
 

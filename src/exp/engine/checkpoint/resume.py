@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.diff import Change, continues_after_early_stop, refusal_message, resume_changes
+from exp.config.diff import Change, continues_after_early_stop, resume_changes, resume_error
 from exp.config.resolve import to_plain
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences, shortened
@@ -134,7 +134,7 @@ def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tupl
     config = session.config
     config_changes = resume_changes(content["config"], to_plain(config))
     if config_changes.refused:
-        raise ConfigError(refusal_message(config_changes.refused, source))
+        raise resume_error(config_changes.refused, source)
     saved, current = content.get("data_files"), session.data_files  # the latter is known on rank 0 only
     differing = [] if saved is None or current is None else differences(saved, current)
     differing = session.distributed.gather(differing)[0]

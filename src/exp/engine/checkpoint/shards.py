@@ -15,7 +15,7 @@ import torch
 from exp.engine.checkpoint.pickles import load_pickle
 from exp.engine.fsdp import dtensor_like, shard_like, sharded_parameters
 from exp.engine.wrapper import is_sharded
-from exp.errors import CheckpointError, error_message
+from exp.errors import CheckpointError, first_line
 from exp.runs.files import file_digest
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _READERS = 8  # threads
 
 def short_reason(error: BaseException) -> str:
     """The first line of an error's message, at most 200 characters; its type if there is no message."""
-    return (error_message(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return (first_line(error) or type(error).__name__)[:200]
 
 
 def copy_containers(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

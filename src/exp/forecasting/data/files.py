@@ -35,9 +35,11 @@ def find_file(config: ForecastingDataConfig) -> Path:
             return candidate
     default = "" if config.root is not None else " (null: the sample data of exp)"
     raise DataError(
-        f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, paths))}"
-        + f"; set data.root{default} to the folder that holds it" * (not absolute)
-        + f"\n  expected: {describe_layout(config)}\n  {folder_listing(path.parent)}"
+        f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, paths))}",
+        f"set data.root{default} to the folder that holds it" * (not absolute),
+        [f"expected: {describe_layout(config)}", folder_listing(path.parent)],
+        key="data.file",
+        file=path,
     )
 
 

@@ -221,7 +221,7 @@ class LoveDA(Layout):
 def layout_error(what: str, expected: str, root: Path) -> DataError:
     """The error for a root without the expected layout: problem, expected layout, and content of the folder."""
     read = f"files that are read: {' '.join(SUFFIXES)}"
-    return DataError("\n  ".join([what, f"expected: {expected}", read, folder_listing(root)]))
+    return DataError(what, details=[f"expected: {expected}", read, folder_listing(root)], key="data.root", file=root)
 
 
 def encode_labels(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
@@ -259,7 +259,9 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
         folder = Path(root).expanduser().absolute()
         if not folder.is_dir():
             content = folder_listing(folder.parent)
-            raise DataError(f"data.root={folder} is no folder; set it to the folder of {name}\n  {content}")
+            raise DataError(
+                f"data.root={folder} is no folder", f"set it to the folder of {name}", [content], key="data.root"
+            )
         return folder
     if sample_data is None:
         raise DataError(f"data.root is not set, and {name} does not come with exp; set data.root to its folder")
@@ -278,7 +280,7 @@ def split_folders(root: Path) -> dict[str, Path]:
         if split and folders.setdefault(split, folder) != folder:
             raise DataError(f"{folders[split]} and {folder} are both the {split} split; rename or join them")
     if folders and "train" not in folders:
-        raise DataError(f"data.root={root} has no train folder\n  {folder_listing(root)}")
+        raise DataError(f"data.root={root} has no train folder", details=[folder_listing(root)], key="data.root")
     return {split: folders[split] for split in SPLITS if split in folders} or {"": root}
 
 

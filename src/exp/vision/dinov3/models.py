@@ -307,7 +307,7 @@ def _load_teacher(teacher: _Teacher, source: str | None) -> None:
         if missing:
             raise ConfigError(f"the file lacks {len(missing)} tensors, such as {missing[0]}")
     except (CheckpointError, ConfigError) as error:
-        reason = str(error).splitlines()[0].replace(" model.", " model.teacher.")
+        reason = error.headline.replace(" model.", " model.teacher.")
         raise ConfigError(f"model.teacher.init_from={source}: {reason}") from error
     teacher.load_state_dict({key: state[key] for key in expected})
 
