@@ -22,7 +22,7 @@ def test_golden_losses_on_the_cpu_and_where_there_is_one_on_a_simulated_card(exp
         assert golden.losses(exp.path("run") / run) == pytest.approx(golden.read(name), rel=golden.TOLERANCE), run
     report = json.loads((exp.path("run") / "parity.json").read_text())
     assert report["losses"]["tested"] == golden.losses(exp.path("run") / "tested")
-    assert exp.result("run")["answer"]["status"] == "ok"
+    assert exp.result("run")["check"]["status"] == "ok"
     assert not list(exp.path("run").rglob("trace.npz"))
 
 

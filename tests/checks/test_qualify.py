@@ -7,7 +7,7 @@ import time
 from textwrap import dedent
 
 from exp.hardware.compat import TORCH_VERSION
-from tests.conftest import Forked
+from tests.conftest import TINY, Forked
 from tests.simulators import needs_current_card
 
 EXAMPLE = "timebridge_small"
@@ -19,29 +19,29 @@ def read(exp) -> dict:
 
 
 def test_a_suite_that_is_killed_goes_on_where_it_was(exp):
-    rows = 'task.rows=["operators-*-fp32",collectives]'
-    arguments = [*SUITE, "backend=cpu", rows, "overwrite=false"]
+    checks = 'task.checks=["operators-*-fp32",collectives]'
+    arguments = [*SUITE, "backend=cpu", checks, "overwrite=false"]
     first, deadline = Forked(exp.folder, *arguments), time.monotonic() + 250
-    while not (exp.path("suite") / "rows" / "collectives" / "output.log").exists():
+    while not (exp.path("suite") / "checks" / "collectives" / "output.log").exists():
         assert first.poll() is None, first.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
     first.kill()
-    name, before = f"operators-{EXAMPLE}-fp32", read(exp)["rows"]
+    name, before = f"operators-{EXAMPLE}-fp32", read(exp)["checks"]
     assert before[name]["status"] == "ok", before[name]
     assert before["collectives"]["status"] == "skipped"
 
     done = exp(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     suite = read(exp)
-    assert suite["rows"][name] == before[name]  # not made again
-    operators = {row["operator"]: row["status"] for row in suite["rows"][name]["values"]["table"]}
+    assert suite["checks"][name] == before[name]  # not made again
+    operators = {row["operator"]: row["status"] for row in suite["checks"][name]["values"]["table"]}
     assert {status for each, status in operators.items() if "backward" in each} == {"equal"}
-    collectives, whole = suite["rows"]["collectives"], TORCH_VERSION >= (2, 0)  # before it, gloo knows no bf16
+    collectives, whole = suite["checks"]["collectives"], TORCH_VERSION >= (2, 0)  # before it, gloo knows no bf16
     assert suite["verdict"] == collectives["status"] == ("ok" if whole else "warning"), collectives
     assert whole or "refused: all_reduce bf16" in collectives["finding"]
     assert "all_reduce fp32" in {line["collective"] for line in collectives["values"]["table"]}
-    assert suite["rows"]["doctor"]["finding"] == "left out by task.rows"
+    assert suite["checks"]["doctor"]["finding"] == "left out by task.checks"
     assert "| operators-timebridge\\_small-fp32 |" in (exp.path("suite") / "qualify.md").read_text()
     files = [file for file in exp.path("suite").rglob("*") if file.is_file()]
     assert not [file for file in files if file.suffix in (".pth", ".npz")]
@@ -98,16 +98,21 @@ DEFECTS = '''
 '''
 
 
+def backend_choice(exp, target):
+    """A choice of ``backend`` for simulated cards of a class, and the arguments that select it."""
+    choice = exp.path("my_conf") / "backend" / "mine.yaml"
+    choice.parent.mkdir(parents=True)
+    choice.write_text(f"_target_: {target}\nname: mine\nsimulate: true\n")
+    return ["--config-dir", "my_conf", "backend=mine"]
+
+
 @needs_current_card
 def test_planted_defects_are_found_and_named(exp):
     (exp.folder / "defective.py").write_text(dedent(DEFECTS))
-    choice = exp.path("my_conf") / "backend" / "defective.yaml"
-    choice.parent.mkdir(parents=True)
-    choice.write_text("_target_: defective.Defective\nname: defective\nsimulate: true\n")
-    arguments = ["--config-dir", "my_conf", *SUITE, "backend=defective", 'task.rows=["operators-*-fp32"]']
+    arguments = [*backend_choice(exp, "defective.Defective"), *SUITE, 'task.checks=["operators-*-fp32"]']
     done = exp(*arguments, timeout=600, PYTHONPATH=str(exp.folder))
     assert done.returncode == 1, done.stdout + done.stderr
-    row = read(exp)["rows"][f"operators-{EXAMPLE}-fp32"]
+    row = read(exp)["checks"][f"operators-{EXAMPLE}-fp32"]
     assert row["status"] == "failed"
     for finding in (
         "aten.gelu_backward.default crashed", "SIGABRT", "aten.gelu.default wrong (",
@@ -118,3 +123,58 @@ def test_planted_defects_are_found_and_named(exp):
     assert [name for name, status in found.items() if status == "wrong"] == ["aten.gelu.default"]
     assert found["aten.convolution_backward.default"] == "equal"  # which comes after the crash
     assert "| aten.gelu.default | wrong |" in (exp.path("suite") / "qualify.md").read_text()
+
+
+TOGETHER = """
+    import torch
+    from exp.backends.gcu import GcuBackend
+    from exp.models.base import Model
+
+    state = {"rounding": 0}
+
+
+    def gelu(x, approximate="none"):  # wrong by itself
+        return x * torch.sigmoid(1.702 * x)
+
+
+    def tanh(x):  # right, but leaves the card in another state
+        state["rounding"] += 1
+        return torch.tanh(x.cpu()).to(x.device)
+
+
+    def exp(x):  # right, unless the card is in that state
+        wrong, state["rounding"] = state["rounding"] > 0, 0
+        return torch.exp(x.cpu() * (1.1 if wrong else 1.0)).to(x.device)
+
+
+    class Stateful(GcuBackend):
+        def set_device(self, local_rank):
+            device = super().set_device(local_rank)
+            self.library = torch.library.Library("aten", "IMPL")
+            for kernel in (gelu, tanh, exp):
+                self.library.impl(kernel.__name__, kernel, "PrivateUse1")
+            return device
+
+
+    class Net(Model):
+        def __init__(self, lookback, horizon, channels, **_):
+            super().__init__()
+            layers = torch.nn.Linear(lookback, 16), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(channels)
+            self.layers = torch.nn.Sequential(*layers)
+            self.last = torch.nn.Linear(16, horizon)
+
+        def forward(self, x, y=None, mode="tensor", **_):
+            features = torch.nn.functional.gelu(self.layers(x.transpose(1, 2)))
+            output = self.last(torch.exp(torch.tanh(features))).transpose(1, 2)
+            return {"loss": (output - y).square().mean()} if mode == "loss" else output
+"""
+
+
+@needs_current_card
+def test_operators_that_are_wrong_only_together_are_named_for_any_model(exp):
+    (exp.folder / "together.py").write_text(dedent(TOGETHER))
+    settings = [*TINY[1:], *backend_choice(exp, "together.Stateful"), "model._target_=together.Net", "max_steps=2"]
+    done = exp("task=operators", "output_dir=run", *settings, PYTHONPATH=str(exp.folder))
+    assert done.returncode == 1, done.stdout + done.stderr
+    values = exp.result("run")["check"]["values"]
+    assert values["guilty"] == [["aten.gelu.default"], ["aten.exp.default", "aten.tanh.default"]]

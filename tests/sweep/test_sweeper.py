@@ -32,7 +32,7 @@ REFUSED = [
     (["output_dir="], "output_dir"),
     (["init_from="], "init_from"),
     (["resume="], "resume"),
-    (["task=qualify", 'task.rows=[doctor,"sped-*"]'], "sped-*"),
+    (["task=qualify", 'task.checks=[doctor,"sped-*"]'], "sped-*"),
     (["task=qualify", "task.steps=5"], "task.steps=5"),
 ]
 

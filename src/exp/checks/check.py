@@ -9,7 +9,8 @@ import faulthandler
 import json
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import console
@@ -20,22 +21,17 @@ from exp.runs.files import read_json, to_json
 from exp.runs.folder import empty_result
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.config.schema import ExpConfig
     from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
-
-__all__ = [
-    "FAILED", "LIMITS_S", "OK", "SKIPPED", "WARNING", "CheckResult", "Journal", "crash_reason", "evaluate_collectives",
-    "evaluate_operators", "fail", "ok", "print_result", "report_journal", "report_result", "round2", "skip", "table_of",
-]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 _STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 LIMITS_S = {"operators": 120.0, "collectives": 45.0}
 """Time limit of one operator or one collective, in seconds. An operator may be compiled at its first call; a collective
 waits only for the other ranks."""
+STEP = "training step"
+"""Name in ``operators.jsonl`` of the first training step as a whole."""
 _LIMITS = {"float32": (1e-5, 1e-3), "float64": (1e-5, 1e-3), "bfloat16": (2e-2, 0.2), "float16": (2e-3, 2e-2)}
 """Two limits of the relative difference, by dtype of the result. Up to the first, results count as equal; above the
 second, as wrong; in between, as off. A float32 sum in another order differs by a few 1e-7."""
@@ -88,7 +84,7 @@ def round2(value: float) -> float | str:
 class Journal:
     """A file of JSON lines that records each step before it starts; after a crash, the last line names its cause.
 
-    If a step exceeds the time limit, the process prints its stack to stderr and exits. faulthandler does this in a
+    If a step exceeds its time limit, the process prints its stack to stderr and exits. faulthandler does this in a
     thread of its own, which does not need the interpreter lock (GIL); a hanging driver may hold that lock.
 
     Args:
@@ -111,10 +107,11 @@ class Journal:
         for line in crash_lines:
             self.append(path, **line)
 
-    def begin(self, name: str, **values: Any) -> None:
-        """Record that a step starts, and start its time limit."""
-        self.append(self.path, ended=False, name=name, **values, since=time.time())
-        faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
+    def begin(self, name: str, limit_s: float | None = None, **values: Any) -> None:
+        """Record that a step starts, and start its time limit; None: that of the journal."""
+        limit_s = limit_s or self._limit_s
+        self.append(self.path, ended=False, name=name, **values, since=time.time(), limit_s=limit_s)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR)
 
     def end(self, name: str, **values: Any) -> None:
         """Record the result of the step, and stop the time limit."""
@@ -141,63 +138,58 @@ class Journal:
                 record = json.loads(line)
             except ValueError:
                 continue  # the process died while it wrote this line
-            if record.pop("ended"):
-                finished.append(record)
-                unfinished = None
-            else:
-                unfinished = record
+            unfinished = None if record.pop("ended") else record
+            finished += [] if unfinished else [record]
         return finished, unfinished
 
 
-def crash_reason(unfinished: Mapping[str, Any], message: str | None, limit_s: float, now: float) -> str | None:
+def crash_reason(unfinished: Mapping[str, Any], message: str | None, now: float) -> str | None:
     """Why a process ended during an unfinished step; None: unknown.
 
     Args:
         unfinished: line of the unfinished step, from :meth:`Journal.read`.
-        message: error message of the rank; None: there is none.
-        limit_s: time limit of the journal, in seconds.
+        message: headline of the rank's failure; None: there is none.
         now: time at which the job had ended, in seconds since the epoch.
     """
-    if now - unfinished["since"] >= limit_s:
-        return f"hung: no end within {limit_s:g} s"
-    return message.splitlines()[0] if message else None
+    hung = now - unfinished["since"] >= unfinished["limit_s"]
+    return f"hung: no end within {unfinished['limit_s']:g} s" if hung else message
 
 
 def report_result(
-    config: ExpConfig, folder: RunFolder, answer: CheckResult, findings: Sequence[CheckResult] = (), **more: Any
+    config: ExpConfig, folder: RunFolder, check: CheckResult, printed: Sequence[CheckResult] = (), **more: Any
 ) -> int:
-    """Print the answer of a task, and write it to ``result.json``.
+    """Print the result of a task that checks, and write it to ``result.json``.
 
     Args:
         config: configuration of the run.
         folder: the run folder.
-        answer: written to the key ``answer``.
-        findings: answers to print instead of ``answer``, such as the single findings that it combines.
+        check: written to the key ``check``.
+        printed: results to print instead of ``check``, such as the single findings that it combines.
         **more: further keys of ``result.json``.
 
     Returns:
         The exit code.
     """
-    table = table_of(answer.values)
+    terminal, table = console.make_console(), table_of(check.values)
     if table is not None:  # before anything is written: the failed check may be about a full disk
-        console.make_console().print("\n", as_rich(table), sep="")
-    for finding in findings or [answer]:
-        print_result(finding)
-    console.make_console().print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
-    failed = answer.status == FAILED
-    message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
-    result = {**(read_json(folder.result) or empty_result(config)), "status": "failed" if failed else "completed"}
-    error = {"error": {"rank": None, "type": RunError.__name__, "message": message}} if failed else {}
-    folder.write_result({**result, **error, **more, "answer": answer.__dict__})
-    return EXIT_FAILED if failed else EXIT_OK
+        terminal.print("\n", as_rich(table), sep="")
+    for each in printed or [check]:
+        print_result(each)
+    terminal.print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
+    result = {**(read_json(folder.result) or empty_result(config)), "status": "completed", **more}
+    if check.status == FAILED:
+        message = "; ".join(filter(None, [check.finding, check.advice]))
+        result.update(status="failed", error={"rank": None, "type": RunError.__name__, "message": message})
+    folder.write_result({**result, "check": asdict(check)})
+    return EXIT_FAILED if check.status == FAILED else EXIT_OK
 
 
-def print_result(answer: CheckResult) -> None:
+def print_result(check: CheckResult) -> None:
     """Print a status in color, then the finding and the advice."""
     terminal = console.make_console()
-    terminal.print(answer.status, style=_STYLES[answer.status], end="")
-    advice = f"\n  do: {answer.advice}" * bool(answer.advice)
-    terminal.print(f": {answer.finding}{advice}", soft_wrap=True, markup=False)
+    terminal.print(check.status, style=_STYLES[check.status], end="")
+    advice = f"\n  do: {check.advice}" * bool(check.advice)
+    terminal.print(f": {check.finding}{advice}", soft_wrap=True, markup=False)
 
 
 def table_of(values: Mapping[str, Any]) -> Table | None:
@@ -219,21 +211,21 @@ def report_journal(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> in
     Returns:
         The exit code; None: there is nothing to evaluate, or the run failed for another reason.
     """
-    task = config.task.name
-    path = folder.path / f"{task}.jsonl"
+    path = folder.path / f"{config.task.name}.jsonl"
     lines, unfinished = Journal.read(path)
     if outcome.exit_code != EXIT_OK:
-        message = outcome.failures[0].message if outcome.failures else None
-        reason = None if unfinished is None else crash_reason(unfinished, message, LIMITS_S[task], time.time())
+        message = outcome.failures[0].headline if outcome.failures else None
+        reason = None if unfinished is None else crash_reason(unfinished, message, time.time())
         if unfinished is None or reason is None:
             return None
         lines.append({**unfinished, "crash": reason})
         Journal.append(path, **lines[-1])
     elif not lines:
         return None
+    if config.task.name == "operators":
+        return report_result(config, folder, evaluate_operators(lines, config.precision))
     group = (read_json(folder.result) or {}).get("process_group")
-    answer = evaluate_operators(lines, config.precision) if task == "operators" else evaluate_collectives(lines, group)
-    return report_result(config, folder, answer)
+    return report_result(config, folder, evaluate_collectives(lines, group))
 
 
 def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> CheckResult:
@@ -248,11 +240,17 @@ def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Ch
         to best ``crashed``, ``failed``, ``wrong``, ``off``, ``left the card``, ``equal``, ``not compared``); the
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
+        ``guilty``, also in ``values``, are the smallest sets of operators that make the first training step wrong.
     """
-    rows = [_row(line, precision) for line in lines]
-    rows.sort(key=lambda row: (-_WORST_FIRST.index(row["status"]), float(row["relative"] or 0)))
-    worst_of = {row["operator"]: row for row in rows}  # the last one counts
-    table = sorted(worst_of.values(), key=lambda row: (_WORST_FIRST.index(row["status"]), row["operator"]))
+    guilty: list[list[str]] = [names for line in lines for names in line.get("guilty", ())]
+    partners = {name: [other for other in names if other != name] for names in guilty[::-1] for name in names}
+    compared = [line for line in lines if line["name"] != STEP or line.keys() & {"crash", "uncompared"}]
+    rows = [_row(line, precision, partners.get(line["name"], [])) for line in compared]
+    rows.sort(key=lambda row: (_WORST_FIRST.index(row["status"]), -float(row["relative"] or 0)))
+    worst_of: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        worst_of.setdefault(row["operator"], row)
+    table = list(worst_of.values())
     statuses = {row["status"] for row in table}
     portable = sum(row["kernel"] != "" for row in table)
     finding = count_words(row["status"] for row in table)
@@ -262,28 +260,45 @@ def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Ch
     finding += "; ..." if len(bad_rows) > _MAX_NAMED else ""
     if statuses & {"crashed", "failed", "wrong"}:
         advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md has "
-        return fail(finding, f"{advice}replacements", table=table)
+        return fail(finding, f"{advice}replacements", table=table, guilty=guilty)
     if all(row["relative"] is None for row in table):
-        return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", table=table)
+        return fail(f"nothing was compared: {finding}", "look at output.log in the check's folder", table=table)
     advice = "more than rounding: check whether the card multiplies in a lower precision" * ("off" in statuses)
     if "left the card" in statuses:
         advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md"
-    return ok(finding, advice, table=table)
+    return ok(finding, advice, table=table, guilty=guilty)
 
 
-def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """The table row of one call. An infinite difference is listed in ``not_finite``, because JSON cannot store it."""
-    relative: Any = math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
-    calls, moved = line.get("left") or (0, 0)
-    equal_below, wrong_above = _LIMITS.get(str(line.get("dtype")), (0.0, 0.0))
-    if line.get("dtype") == "float32":
-        equal_below, wrong_above = _LIMITS_ROUNDED.get(precision, (equal_below, wrong_above))
+def operator_status(line: Mapping[str, Any], precision: str) -> str:
+    """Status of one call of an operator.
+
+    Args:
+        line: of the journal; or only the difference, from :func:`exp.checks.operators.difference`.
+        precision: precision of the training.
+    """
     if "crash" in line or "error" in line:
-        status = "crashed" if "crash" in line else "failed"
-    elif (relative or 0) > equal_below:
-        status = "wrong" if relative > wrong_above else "off"
-    else:
-        status = "left the card" if calls else "not compared" if relative is None else "equal"
+        return "crashed" if "crash" in line else "failed"
+    dtype, relative = str(line.get("dtype")), _relative(line)
+    equal_below, wrong_above = _LIMITS.get(dtype, (0.0, 0.0))
+    if dtype == "float32":
+        equal_below, wrong_above = _LIMITS_ROUNDED.get(precision, (equal_below, wrong_above))
+    if relative is not None and relative > equal_below:
+        return "wrong" if relative > wrong_above else "off"
+    return "left the card" if any(line.get("left") or ()) else "not compared" if relative is None else "equal"
+
+
+def _relative(line: Mapping[str, Any]) -> float | None:
+    """The relative difference; an infinite one is listed in ``not_finite``, because JSON cannot store it."""
+    return math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
+
+
+def _row(line: Mapping[str, Any], precision: str, partners: Sequence[str]) -> dict[str, Any]:
+    """The table row of one call; ``partners`` are the operators that it is wrong together with."""
+    relative, status = _relative(line), operator_status(line, precision)
+    reason = line.get("crash") or line.get("error") or line.get("uncompared")
+    if partners and reason is None:
+        status, reason = "wrong", f"only together with {', '.join(partners)}"
+    calls, moved = line.get("left") or (0, 0)
     fallbacks = f"{calls} calls" * (calls > 0) + f", {format_bytes(moved)}" * (moved > 0)
     return {
         "operator": line["name"],
@@ -292,7 +307,7 @@ def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
         "left": fallbacks if line.get("left") else "unknown",
         "kernel": "portable" if line.get("portable") else "",
         "call": line.get("detail"),
-        "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
+        "reason": reason,
     }
 
 

@@ -170,7 +170,7 @@ def _read_journals(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank
             finished, running = Journal.read(journal_of(folder, number))
             lines = {line.pop("name"): line for line in finished}
             host, absent = lines.pop(START, {}).get("host"), lines.pop(END, {}).get("absent")
-            checks = {name: CheckResult(**line["answer"]) for name, line in lines.items()}
+            checks = {name: CheckResult(**line["check"]) for name, line in lines.items()}
             ranks.append(_RankResults(number, host, checks, running, absent))
         if all(rank.missing_ranks is not None for rank in ranks) or time.monotonic() > deadline:
             return ranks
@@ -186,8 +186,8 @@ def _unfinished_result(
     name = "ranks" if rank.host is None else next((check for check in CHECKS if check not in rank.checks), END)
     if rank.running is not None:
         name, advice = rank.running["name"], f"{_LOG} for the stack; if it is only slow, raise task.timeout_s"
-        killed = failure.message if failure is not None and failure.exit_code < 0 else None
-        reason = crash_reason(rank.running, killed, limit_s, ended)
+        killed = failure.headline if failure is not None and failure.exit_code < 0 else None
+        reason = crash_reason(rank.running, killed, ended)
     elif rank.host is None and failure is not None:
         reason = f"ended before its first check: {failure.headline}"
     elif rank.host is None and (not outcome.failures or ended - started >= limit_s):  # else it was ended at its start

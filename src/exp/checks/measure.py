@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,8 @@ def measure_speed(session: Session) -> dict[str, Any]:
     numbers: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_peak": memory}
     finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
     finding += f", {format_bytes(max(num_bytes or 0 for num_bytes in memory))} of memory" if any(memory) else ""
-    answer = ok(finding, batch_size=config.batch_size, **numbers).__dict__
-    return make_result(session, {}, None, steps=steps, **numbers, answer=answer)
+    check = asdict(ok(finding, batch_size=config.batch_size, **numbers))
+    return make_result(session, {}, None, steps=steps, **numbers, check=check)
 
 
 def measure_collectives(session: Session) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class CheckContext:
         if answer.status in (OK, WARNING):
             self.passed.add(name)
         answer.seconds = round(time.monotonic() - started, 3)
-        self.journal.end(name, answer=answer.__dict__)
+        self.journal.end(name, check=answer.__dict__)
 
     def _blocked_by(self, name: str, check: Check) -> CheckResult | None:
         """The result of a check that cannot run, here or on another rank; None: it can run."""

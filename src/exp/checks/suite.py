@@ -2,7 +2,6 @@
 
 A crash in a driver ends only that process (:mod:`~exp.checks.child`). ``qualify.json`` is written after each check, so
 that the same command, started again, continues with the remaining checks. ``qualify.md`` shows the results as a page.
-A check of the suite is also called a row.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _LATER = "the same command continues with it"
 _STATUSES = (SKIPPED, OK, WARNING, FAILED)  # the last one of them that a check has is the verdict
 _MAX_TRIES = 4
 """How often one check is started; after a crash it skips the operators or collectives that crashed."""
-_LOG = "look at output.log and logs/ in the row's folder"
+_LOG = "look at output.log and logs/ in the check's folder"
 _MIN_EFFICIENCY = 0.8
 _BATCH_SIZES = {"operators": 4, "parity": 2, "speed": 8}
 """Samples per card, if the user sets no batch size."""
@@ -114,8 +113,8 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
         The exit code.
 
     Raises:
-        ConfigError: a pattern of ``task.rows`` matches no row; the folder has the suite of another machine, or is used
-            by another process.
+        ConfigError: a pattern of ``task.checks`` matches no check; the folder has the suite of another machine, or is
+            used by another process.
         UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
     config = compose_run(config, overrides)
@@ -123,9 +122,9 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
     backend = create_backend(config.backend)
     check_hardware(config, backend)
     rows = plan(config, overrides, backend)
-    for pattern in config.task.rows or ():
+    for pattern in config.task.checks or ():
         if not fnmatch.filter(rows, pattern):
-            raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
+            raise ConfigError(f"task.checks: {pattern} matches no check; the checks are {', '.join(rows)}")
     folder = RunFolder(
         config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
     )
@@ -140,7 +139,8 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
             texts = (f"{name}={recorded.get(name)}, and this one has {machine.get(name)}" for name in differing)
             advice = "set another output_dir, or overwrite=true to start from the beginning"
             raise ConfigError(f"{folder.path} holds a suite of {', '.join(texts)}; {advice}")
-        return _Suite(config.task, rows, backend, folder.path, machine, {} if record is None else record["rows"]).run()
+        earlier = {} if record is None else record["checks"]
+        return _Suite(config.task, rows, backend, folder.path, machine, earlier).run()
     finally:
         lock.release()
 
@@ -185,7 +185,7 @@ class _Suite:
         task, terminal = self.task, console.make_console()
         remaining = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED]
         terminal.print(
-            f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
+            f"qualify: {len(self.plan)} checks on {self.machine['nproc']} x {self.backend.name}"
             f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(remaining)} are done already; time budget "
             f"{task.budget_minutes:g} minutes\nfolder: {console.display_path(self.folder)}",
             soft_wrap=True,
@@ -193,8 +193,8 @@ class _Suite:
         deadline = time.monotonic() + task.budget_minutes * 60
         for name in remaining:
             started, duration = time.monotonic(), ""
-            if task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in task.rows):
-                answer = skip("left out by task.rows")
+            if task.checks is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in task.checks):
+                answer = skip("left out by task.checks")
             elif self.interrupted is not None:
                 answer = skip("the suite was interrupted", _LATER)
             elif started > deadline:
@@ -208,7 +208,7 @@ class _Suite:
             print_result(CheckResult(answer.status, f"{name}{duration}: {answer.finding}"))
         statuses = [self.rows[name]["status"] for name in self.plan]
         unfinished = any(self.rows[name]["advice"] == _LATER for name in self.plan)
-        later = "\nthe same command continues with the skipped rows" if unfinished else ""
+        later = "\nthe same command continues with the skipped checks" if unfinished else ""
         page = console.display_path(self.folder / "qualify.md")
         terminal.print(f"{count_words(statuses)}; the page: {page}{later}", soft_wrap=True)
         if self.interrupted is not None:
@@ -217,10 +217,10 @@ class _Suite:
 
     def _run_check(self, name: str) -> CheckResult:
         """Run a check; after a crash start it again, without the operators or collectives that crashed."""
-        folder, kind = self.folder / "rows" / name, name.partition("-")[0]
+        folder, kind = self.folder / "checks" / name, name.partition("-")[0]
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
-        deadline = time.monotonic() + self.task.row_minutes * 60
+        deadline = time.monotonic() + self.task.check_minutes * 60
         for _ in range(_MAX_TRIES):
             arguments = [*self.plan[name], f"output_dir={folder}", "overwrite=true"]
             ended = run_exp(arguments, folder / "output.log", deadline - time.monotonic())
@@ -230,11 +230,11 @@ class _Suite:
         if ended.interrupted_by:
             self.interrupted = ended
             return skip(f"ended by {ended.interrupted_by}", _LATER)
-        result = (read_json(folder / "result.json") or {}).get("answer")
+        result = (read_json(folder / "result.json") or {}).get("check")
         if result is not None:
             return self._with_efficiency(name, CheckResult(**result))
         if timed_out:
-            return fail(f"{kind}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.row_minutes")
+            return fail(f"{kind}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.check_minutes")
         return fail(f"{kind}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
     def _with_efficiency(self, name: str, answer: CheckResult) -> CheckResult:
@@ -264,7 +264,7 @@ class _Suite:
         rows = {name: self.rows[name] for name in self.plan if name in self.rows}
         about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine,
                  "verdict": max((row["status"] for row in rows.values()), key=_STATUSES.index)}  # fmt: skip
-        write_json(self.folder / "qualify.json", {**about, "rows": {**rows, **self.rows}})
+        write_json(self.folder / "qualify.json", {**about, "checks": {**rows, **self.rows}})
         write_atomically(self.folder / "qualify.md", without_credentials(_page_of(about, rows)).encode())
 
 
@@ -273,11 +273,11 @@ def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     machine = about["machine"]
     lines = [f"# {machine['nproc']} x {machine['backend']}: {about['verdict']}", ""]
     lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
-    overview = [{"row": name, "status": row["status"], "s": row["seconds"], "found": row["finding"],
-              "what to do": row["advice"]} for name, row in rows.items()]  # fmt: skip
+    overview = [{"check": name, "status": row["status"], "s": row["seconds"], "finding": row["finding"],
+              "advice": row["advice"]} for name, row in rows.items()]  # fmt: skip
     lines += ["", as_markdown([Table.of(overview)])]
     for name, row in rows.items():
         table = table_of(row["values"])
         lines += [f"## {name}", "", as_markdown([table])] if table is not None else []
-    lines.append("Each row's command and all numbers are in qualify.json, its logs in rows/.")
+    lines.append("Each check's command and all numbers are in qualify.json, its logs in checks/.")
     return "\n".join(lines) + "\n"

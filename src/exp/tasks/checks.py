@@ -146,9 +146,9 @@ class Qualify(ParentTask):
 
     budget_minutes: float = 60.0
     """After this time no further check starts; the same command continues with the remaining checks."""
-    row_minutes: float = 8.0
+    check_minutes: float = 8.0
     """Time limit of one check; a check that takes longer has failed."""
-    rows: Optional[List[str]] = None
+    checks: Optional[List[str]] = None
     """Checks to run, as patterns: ``[doctor,"speed*"]``; null: all."""
     experiments: Optional[List[str]] = None
     """Experiments to train; null: the example of each installed family of experiments."""
