@@ -25,9 +25,8 @@ from torch.utils.data import DataLoader
 
 from exp.config.schema import ExpConfig
 from exp.distributed import Distributed
-from exp.engine.checkpoint.files import prune_checkpoints, write_checkpoint
-from exp.engine.checkpoint.policy import CheckpointHook
-from exp.engine.finite import check_finite
+from exp.engine.checkpoint.policy import CheckpointHook, check_finite, prune_checkpoints
+from exp.engine.checkpoint.writer import write_checkpoint
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.trainer import Trainer
@@ -108,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         config = OmegaConf.structured(ExpConfig)
         config.name, config.task, config.global_batch_size = "blocking", OmegaConf.structured(Train), BATCH
-        session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"))
+        session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"), Train())
         session.folder.create()
         session.device, session.distributed = torch.device("cpu"), Distributed()
         model = Stack(width)

@@ -116,7 +116,7 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     config = OmegaConf.structured(ExpConfig)
     config.name, config.task, config.global_batch_size = "overhead", OmegaConf.structured(Train), BATCH
     config.log_every, config.schedule.param_scheduler = 20, [{"type": "ExponentialLR", "gamma": 0.5}]
-    session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"))
+    session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"), Train())
     session.device, session.distributed = torch.device("cpu"), Distributed()
     model = OurModel()
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)

@@ -43,7 +43,7 @@ REFERENCE = {
             "exp.launcher.base.Launcher",
             "exp.engine.wrapper.Wrapper",
             "exp.engine.wrapper.TrainStep",
-            "exp.engine.ddp.wrap",
+            "exp.engine.wrapper.wrap",
             "exp.hardware.backend.Backend",
             "exp.plugins.Plugin",
             "exp.plugins.Family",

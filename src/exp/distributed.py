@@ -10,7 +10,6 @@ it is used only if the configuration asks for it or allows it. Every rank logs i
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
@@ -192,28 +191,24 @@ def _composite_has_cpu() -> bool:
     return config is not None and "cpu:gloo" in str(config())
 
 
-_staged = {"bytes": 0}
-
-
-def staged_bytes() -> int:
-    """Bytes that this process has copied for collectives from its device to the CPU and back."""
-    return _staged["bytes"]
-
-
 @torch.no_grad()
 def _through_cpu(tensor: torch.Tensor, collective: Callable[..., object], **options: Any) -> None:
     """Run a collective on a CPU copy of a tensor of any device, and copy the result back."""
     host = tensor.detach().to("cpu", copy=True).contiguous()
     collective(host, **options)
     tensor.copy_(host)
-    _staged["bytes"] += 2 * tensor.numel() * tensor.element_size() * (tensor.device.type != "cpu")
 
 
 class StagedCollectives(Collectives):
-    """Collectives that copy tensors through the CPU; the default process group is gloo."""
+    """Collectives that copy tensors through the CPU; the default process group is gloo.
+
+    Attributes:
+        staged_bytes: bytes that this process has copied for sums from its device to the CPU and back.
+    """
 
     def __init__(self) -> None:
         super().__init__("gloo")
+        self.staged_bytes = 0
 
     def init(self, process_group: str, device_type: str, **how: Any) -> None:
         """Make the default process group."""
@@ -222,6 +217,7 @@ class StagedCollectives(Collectives):
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Add up a tensor over all ranks, in place."""
         _through_cpu(tensor, dist.all_reduce)
+        self.staged_bytes += 2 * tensor.numel() * tensor.element_size() * (tensor.device.type != "cpu")
 
     @property
     def ddp_class(self) -> type:
@@ -242,7 +238,7 @@ class AveragingDataParallel(nn.Module):
         broadcast_buffers: must be False.
         find_unused_parameters: ignored: a parameter may always be unused.
         bucket_cap_mb: largest size of the tensors that are averaged together, in MiB.
-        all_reduce: sums a tensor of the device over all ranks, in place; None: through the CPU.
+        all_reduce: sums a tensor of the device over all ranks, in place (:class:`exp.hardware.backend.Collectives`).
         group: the process group for CPU tensors; None: the default group.
 
     Raises:
@@ -257,7 +253,8 @@ class AveragingDataParallel(nn.Module):
         broadcast_buffers: bool = False,
         find_unused_parameters: bool = False,
         bucket_cap_mb: int = 25,
-        all_reduce: Callable[[torch.Tensor], None] | None = None,
+        *,
+        all_reduce: Callable[[torch.Tensor], None],
         group: Any = None,
     ) -> None:
         super().__init__()
@@ -268,7 +265,7 @@ class AveragingDataParallel(nn.Module):
                 "leave it out",
             )
         self.module, self.group = module, group
-        self._all_reduce = all_reduce or functools.partial(_through_cpu, collective=dist.all_reduce)
+        self._all_reduce = all_reduce
         self._bucket_bytes = bucket_cap_mb * 2**20
         for tensor in (*module.parameters(), *module.buffers()):
             _through_cpu(tensor, dist.broadcast, src=0, group=group)

@@ -106,6 +106,7 @@ class Session:
         folder: the run folder.
         info: rank, world size and the like of this worker.
         backend: the hardware family.
+        task: the task that runs (:class:`exp.task.Task`).
         device: this rank's device.
         distributed: collectives.
         store: of the ranks; None if there is only one.
@@ -128,11 +129,12 @@ class Session:
         unique_name: name that differs from those of other runs of the same process.
     """
 
-    def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend, task: Any) -> None:
         self.config = config
         self.folder = folder
         self.info = info
         self.backend = backend
+        self.task = task
         self.started = time.time()
         self.run_id = uuid.uuid4().hex
         self.unique_name = f"{config.name}-{self.run_id[:8]}"
@@ -162,7 +164,7 @@ class Session:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def warn(self, *texts: str) -> None:
-        """Print warnings like :meth:`say`, and record them in ``result.json``."""
+        """Print warnings like :meth:`print`, and record them in ``result.json``."""
         for text in texts:
             self.print(f"warning: {text}")
             self.warnings.append(text)

@@ -18,6 +18,7 @@ from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
 from exp.runs.folder import RunFolder
 from exp.session import RankInfo, Session
+from exp.task import create_task
 from exp.tasks.train import Train
 
 needs_sharding = pytest.mark.skipif(not supports_full_sharding(), reason="needs torch >= 2.7")
@@ -86,7 +87,7 @@ def make_session(tmp_path):
         task = OmegaConf.structured(Train)
         config = OmegaConf.merge(OmegaConf.structured(ExpConfig), {"name": "line", "task": task, **settings})
         info = RankInfo(rank=rank, world_size=world_size)
-        session = Session(config, RunFolder(tmp_path), info, CpuBackend(name="cpu"))
+        session = Session(config, RunFolder(tmp_path), info, CpuBackend(name="cpu"), create_task(config))
         session.device, session.distributed = torch.device("cpu"), Distributed()
         return session
 

@@ -15,8 +15,9 @@ import torch
 from exp.data.base import Data
 from exp.distributed import Distributed, rng_state, seed_everything, set_rng_state
 from exp.engine.build import build_data, build_model
-from exp.engine.checkpoint.files import read_checkpoint, write_checkpoint
+from exp.engine.checkpoint.reader import read_checkpoint
 from exp.engine.checkpoint.resume import find_resume
+from exp.engine.checkpoint.writer import write_checkpoint
 from exp.engine.train import build_trainer, train
 from exp.hardware.backend import Collectives
 from exp.models.base import Model

@@ -20,16 +20,9 @@ from mmengine.config import ConfigDict
 
 from exp.distributed import Distributed
 from exp.engine.checkpoint import writer as writer_module
-from exp.engine.checkpoint.files import (
-    list_checkpoints,
-    plain_copy,
-    prune_checkpoints,
-    read_checkpoint,
-    remove_leftovers,
-    write_checkpoint,
-)
-from exp.engine.checkpoint.pickles import load_pickle
-from exp.engine.checkpoint.writer import CheckpointWriter
+from exp.engine.checkpoint.policy import prune_checkpoints, remove_leftovers
+from exp.engine.checkpoint.reader import list_checkpoints, load_pickle, read_checkpoint
+from exp.engine.checkpoint.writer import CheckpointWriter, plain_copy, write_checkpoint
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.weights import find_state_dict
 from exp.errors import CheckpointError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exp.engine.pictures import Ranking
+from exp.engine.evaluate import Ranking
 from exp.metrics import SampleMetric
 
 VALUES = torch.tensor([5.0, 1.0, float("nan"), 9.0, 3.0, 9.0, 2.0, 7.0])

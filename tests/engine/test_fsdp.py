@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from exp.engine.checkpoint.files import list_checkpoints, read_checkpoint, remove_leftovers
+from exp.engine.checkpoint.policy import remove_leftovers
+from exp.engine.checkpoint.reader import list_checkpoints, read_checkpoint
 from exp.engine.fsdp import units_of
 from tests.behaviour.conftest import SCENES
 from tests.conftest import Forked
@@ -72,7 +73,7 @@ SAVE = """
 import threading
 from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
-from exp.engine.checkpoint.files import read_checkpoint
+from exp.engine.checkpoint.reader import read_checkpoint
 from exp.engine.checkpoint.writer import CheckpointWriter
 from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
@@ -162,7 +163,7 @@ KILLED = """
 import os, signal, sys, torch, torch.distributed as dist
 from pathlib import Path
 from exp.backends.cpu import CpuBackend
-from exp.engine.checkpoint.files import prune_checkpoints
+from exp.engine.checkpoint.policy import prune_checkpoints
 from exp.distributed import Distributed
 from exp.engine.fsdp import FullyShard
 from exp.engine.checkpoint import writer as writer_module

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from exp.engine.invariance import SplitCheck, has_user_loss
-from exp.models.base import Model
+from exp.engine.invariance import SplitCheck
+from exp.models.base import Model, has_user_loss
 from exp.models.dropout import Dropout, DropoutStream
 
 SAID = {

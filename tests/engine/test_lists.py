@@ -14,10 +14,10 @@ from exp.config.resolve import class_names, to_plain
 from exp.config.schema import LauncherConfig
 from exp.config.sources import group_keys
 from exp.engine.build import build_data, build_evaluator, build_model
-from exp.engine.mmengine import build_hooks, build_loggers
+from exp.engine.mmengine import build_hooks, build_vis_backends
 from exp.engine.optim import build_optimizer
-from exp.engine.placement import place_and_wrap
 from exp.engine.schedules import build_schedulers
+from exp.engine.wrapper import place_and_wrap
 from exp.errors import ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import create_launcher
@@ -107,8 +107,7 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
     config.logger.trackers = {"mine": {"_target_": wrong}}
 
     def log(**backend):
-        config.logger.vis_backends = [backend]
-        build_loggers(session)
+        build_vis_backends([OmegaConf.create(backend)], session.folder.path)
 
     calls = {
         "backend._target_": lambda: create_backend({"_target_": of_torch, "name": "mine"}),

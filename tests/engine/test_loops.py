@@ -9,8 +9,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.data.sampler import TrainBatchSampler
-from exp.engine.checkpoint.files import read_checkpoint
-from exp.engine.finite import nonfinite_tensors
+from exp.engine.checkpoint.reader import nonfinite_tensors, read_checkpoint
 from exp.engine.hooks import LossMeter
 from exp.engine.preemption import PreemptionHook
 from exp.errors import ConfigError, Preempted, RunError

@@ -19,7 +19,7 @@ from mmengine.visualization import Visualizer
 
 from exp.config.check import UNSUPPORTED_HOOKS, check_hooks
 from exp.engine.build import build_model
-from exp.engine.checkpoint.files import list_checkpoints, read_checkpoint
+from exp.engine.checkpoint.reader import list_checkpoints, read_checkpoint
 from exp.engine.mmengine import build_hooks
 from exp.errors import ConfigError
 from exp.session import Weights

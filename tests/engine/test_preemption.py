@@ -25,8 +25,7 @@ class Rank(threading.Thread):
         self.saved, self.batches, told = None, 0, threading.Event()
         ranks = SimpleNamespace(rank=number, world_size=3, is_main=number == 0, barrier=together.wait, sum=self.sum)
         info = SimpleNamespace(preempted=told.is_set, store=None)
-        session = SimpleNamespace(info=info, distributed=ranks, store=store)
-        self.told, self.hook = told, PreemptionHook(session, SimpleNamespace(save=self.save))
+        self.told, self.hook = told, PreemptionHook(info, ranks, store, SimpleNamespace(save=self.save))
 
     def save(self, _, step, validation_due, wait) -> None:
         self.saved = step, validation_due, self.batches

@@ -6,7 +6,7 @@ from tests.engine.conftest import ON_DEVICES
 
 TRAIN = """
 import contextlib
-from exp.distributed import AveragingDataParallel
+from exp.distributed import AveragingDataParallel, StagedCollectives
 
 class Net(nn.Module):
     def __init__(self):
@@ -35,7 +35,7 @@ def train(wrapper, **options):
     return dict(model.state_dict())
 
 join()
-staged = train(AveragingDataParallel)
+staged = train(AveragingDataParallel, all_reduce=StagedCollectives().all_reduce)
 of_torch = train(nn.parallel.DistributedDataParallel, find_unused_parameters=True, broadcast_buffers=False)
 torch.testing.assert_close(staged, of_torch, rtol=1e-6, atol=1e-6)
 end(True)

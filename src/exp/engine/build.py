@@ -14,14 +14,13 @@ from exp import hub
 from exp.config.resolve import create
 from exp.data.base import Data, split_of
 from exp.data.extensions import DataExtensions
-from exp.engine.checkpoint.files import plain_copy
+from exp.engine.checkpoint.writer import plain_copy
 from exp.engine.mmengine import rank_logger
 from exp.engine.weights import load_weights, other_classes, read_weights
 from exp.errors import ConfigError
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import file_digest
-from exp.task import task_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +47,7 @@ def build_data(session: Session) -> Data:
         session.weights = read_weights(weights, session.config.checkpoint.trusted)
         if session.distributed.is_main and not session.config.record.weights:  # else a hub's, which are digested
             session.weights.files.update((file.name, file_digest(file)) for file in hub.files_of(session.weights.path))
-        if session.weights.data is not None and task_class(session.config).needs_weights:
+        if session.weights.data is not None and session.task.needs_weights:
             data.load_state_dict(session.weights.data)
     session.extensions = DataExtensions()
     data.setup(session)
@@ -75,7 +74,7 @@ def build_model(session: Session, data: Data, for_training: bool = False) -> nn.
     Args:
         session: the session.
         data: its ``model_arguments()`` are arguments of the model, such as the number of classes.
-        for_training: whether the model is for training with :func:`exp.engine.placement.place_and_wrap`, where the
+        for_training: whether the model is for training with :func:`exp.engine.wrapper.place_and_wrap`, where the
             wrapper may compile it.
 
     Raises:
@@ -84,16 +83,16 @@ def build_model(session: Session, data: Data, for_training: bool = False) -> nn.
     """
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
-        classes = None if task_class(session.config).needs_weights else other_classes(session, data, model)
-        session.print(load_weights(model, session.weights, session.config, classes=classes))
+        classes = None if session.task.needs_weights else other_classes(session, data, model)
+        session.print(load_weights(model, session.weights, session.config, session.task.needs_weights, classes))
         session.weights = replace(session.weights, state={}, data=None)  # the tensors are the model's now
-    elif task_class(session.config).needs_weights and model.state_dict():
+    elif session.task.needs_weights and model.state_dict():
         raise ConfigError(
             f"task={session.config.task.name} needs weights: the model has {len(model.state_dict())} tensors, although "
             "its typed keys have has_weights = False; set init_from, or remove has_weights"
         )
     elif any(getattr(module, "init_cfg", None) for module in model.modules()):
-        rank_logger(session)  # the logger to which MMEngine reports the initialization
+        rank_logger(session.unique_name)  # the logger to which MMEngine reports the initialization
         model.init_weights()  # type: ignore[operator]
     wraps = for_training and session.info.world_size > 1
     if session.config.compile and not (wraps and "compile" in session.config.wrapper.options):  # else it compiles

@@ -13,10 +13,8 @@ from exp.data.extensions import RankedSample
 from exp.data.loader import eval_loader_for_rank, to_device
 from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
 from exp.engine.loops import EvalLoop
-from exp.engine.pictures import Ranking, draw_pictures
-from exp.engine.placement import place_and_wrap
-from exp.engine.result import make_result
-from exp.engine.wrapper import unwrapped
+from exp.engine.result import draw_pictures, make_result
+from exp.engine.wrapper import place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.folder import empty_result
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.data.base import Data
-    from exp.metrics import Evaluator, Table
+    from exp.metrics import Evaluator, SampleMetric, Table
     from exp.session import Session
 
 _OTHER_KEYS = ("data", "digests", "run_id", "checkpoint", "checkpoint_digest", "checkpoint_run")
@@ -219,3 +217,40 @@ def measure(
     metrics = EvalLoop(session, model, loader, evaluator, "test", transform, on_batch).measure()
     report_stage(Stage.FREE)  # no time limit for what follows, such as pictures
     return metrics
+
+
+class Ranking:
+    """Keeps the metric of each tested sample, on the device.
+
+    Args:
+        metric: ``ranking`` of :class:`exp.data.extensions.DataExtensions`; batches must have ``index``.
+    """
+
+    def __init__(self, metric: SampleMetric) -> None:
+        self.metric = metric
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, outputs: Any, batch: dict[str, Any]) -> None:
+        """Compute the metric for the samples of a batch."""
+        self._values.append((batch["index"], self.metric.per_sample(outputs, batch).detach().float()))
+
+    def worst_and_best(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
+        """The worst and the best samples over all ranks. A collective.
+
+        Of equal samples, those with a smaller index are taken. Samples with NaN are left out.
+
+        Args:
+            distributed: gathers the values of the ranks.
+            worst: number of worst samples.
+            best: number of best samples.
+
+        Returns:
+            Pairs (index, value) of the worst samples, worst first, and of the best ones, best first. No sample is in
+            both.
+        """
+        pairs = [pair for index, values in self._values for pair in zip(index.tolist(), values.tolist())]
+        ranked = [pair for part in distributed.gather(pairs) for pair in part if pair[1] == pair[1]]
+        sign = 1.0 if self.metric.greater_is_better else -1.0
+        first = sorted(ranked, key=lambda pair: (sign * pair[1], pair[0]))[:worst]
+        others = sorted(set(ranked) - set(first), key=lambda pair: (-sign * pair[1], pair[0]))
+        return first, others[:best]

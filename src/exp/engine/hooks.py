@@ -1,13 +1,12 @@
-"""The engine's hooks that report losses and metrics.
-
-Losses and metrics go to ``metrics.jsonl``, to MMEngine's visualizer, and to the terminal.
-"""
+"""The engine's hooks that report losses and metrics: to ``metrics.jsonl``, to trackers, and to the terminal."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
+from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence
 
 import torch
@@ -15,20 +14,21 @@ from mmengine.hooks import Hook
 
 from exp import console
 from exp.data.loader import tensors_of
-from exp.distributed import staged_bytes
-from exp.engine.fallbacks import FallbackCounter
-from exp.engine.finite import divergence_advice
-from exp.engine.progress import Progress
 from exp.errors import ConfigError, RunError
 from exp.runs.files import to_json, write_atomically
 from exp.runs.folder import read_records
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from exp.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.session import Session
 
 _MOST_METRICS = 4  # metrics of a validation on the terminal; metrics.jsonl has all
 _NEAR_ZERO = 0.01  # as a share of the first loss
+_REDRAW_SECONDS = 0.25  # of the bar on a terminal
+_LINE_SECONDS = 30.0  # between two lines elsewhere
 
 
 def _wrong_losses(found: str) -> ConfigError:
@@ -127,7 +127,7 @@ class MetricsHook(Hook):
         self._loop = runner.train_loop
         again = ["val"] * self._loop.validation_due + ["train"] * bool(runner.losses.sums)
         runner.session.on_start(functools.partial(self._truncate, runner.iter, again))
-        self._staged = staged_bytes()
+        self._staged = self._staged_bytes(runner)
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -171,7 +171,8 @@ class MetricsHook(Hook):
                 )
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}){_nan_hint(batch)}; {divergence_advice(runner)}"
+                    f"{runner.epoch + 1}){_nan_hint(batch)}",
+                    *runner.divergence_advice(),
                 )
         if not record:
             return
@@ -182,9 +183,8 @@ class MetricsHook(Hook):
         if steps:  # none if the run has resumed after the last step of an epoch
             record["samples_per_second"] = samples / seconds
         if group.fallback is not None and steps:
-            copied = staged_bytes()
-            record["staged_bytes_per_step"] = (copied - self._staged) / steps
-            self._staged = copied
+            staged, self._staged = self._staged, self._staged_bytes(runner)
+            record["staged_bytes_per_step"] = (self._staged - staged) / steps
         record.update(fallbacks)
         if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
             record.update(_device_usage(runner.backend))
@@ -192,6 +192,11 @@ class MetricsHook(Hook):
         self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._losses += f"  lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
         self.progress.set_text(self._losses, line=False)
+
+    @staticmethod
+    def _staged_bytes(runner: Any) -> int:
+        """Bytes so far that :class:`exp.distributed.StagedCollectives` has copied; 0 without this fallback."""
+        return 0 if runner.distributed_group.fallback is None else int(runner.backend.collectives.staged_bytes)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Pause the training time during a validation within an epoch."""
@@ -299,3 +304,151 @@ class OverfitHook(Hook):
             runner.session.print(
                 f"overfit: the loss went from {first:.4g} to {last:.4g} in {runner.iter} steps; {verdict}"
             )
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Shows the progress of training on rank 0: a bar on a terminal, else a line per validation and every 30 seconds.
+
+    Args:
+        console: where to print; None: print nothing (other ranks).
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        self.console = console
+        self._loop: Any = None
+        self._bar: Any = None
+        self._drawn, self._started_at, self._step, self._text = 0.0, (0.0, 0), 0, ""
+
+    def start(self, loop: Any, first: str) -> None:
+        """Show the bar.
+
+        Args:
+            loop: the :class:`exp.engine.loops.TrainLoop`.
+            first: text until the first losses are known.
+        """
+        self._loop, self._step, self._drawn = loop, loop.iter, time.monotonic()
+        self._started_at = (self._drawn, loop.iter)
+        if self.console is None or not self.console.is_terminal:
+            return
+        from rich import progress
+
+        bar = progress.BarColumn(bar_width=20), progress.TaskProgressColumn()
+        columns = "{task.description}", *bar, "{task.fields[text]}"
+        # No refresh thread: it would interrupt the training loop ten times a second.
+        self._bar = progress.Progress(*columns, console=self.console, auto_refresh=False, transient=True)
+        self._bar.add_task("epoch", total=loop.max_iters, completed=loop.iter, text=first)
+        self._bar.start()
+
+    def step(self, step: int) -> None:
+        """Show the number of completed steps; redraws at most four times a second."""
+        self._step = step
+        if self._bar is not None and (
+            time.monotonic() - self._drawn >= _REDRAW_SECONDS or step == self._loop.max_iters
+        ):
+            self._show()
+
+    def set_text(self, text: str, line: bool) -> None:
+        """Change the text; if there is no bar, print it as a line if ``line`` is set, or if the last line is old."""
+        self._text = text
+        if line or (self._bar is None and time.monotonic() - self._drawn >= _LINE_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        if self.console is None or self._loop is None:
+            return
+        self._drawn, loop, (started, first) = time.monotonic(), self._loop, self._started_at
+        epochs, rest = divmod(self._step + loop.step_offset, loop.steps_per_epoch)
+        epoch, text = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", self._text
+        if self._step > first:  # an estimate without early stopping; the mean time per step includes validation
+            seconds = (self._drawn - started) / (self._step - first) * (loop.max_iters - self._step)
+            text += f"  ETA {timedelta(seconds=round(seconds))}"
+        if self._bar is None:
+            position = f"{epoch}  step {self._step}" if rest else epoch
+            self.console.print(f"{position}  {text}", soft_wrap=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+# -- operators that run on the CPU -------------------------------------------------------------------------------------
+
+
+class FallbackCounter:
+    """Counts CPU fallbacks in training steps: operators of this rank that ran on the CPU, and the copied bytes.
+
+    Args:
+        backend: counts them (:meth:`exp.hardware.backend.Backend.fallbacks`).
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._since: Counter[tuple[str, int]] | None = None  # by (operator, 0) calls, and by (operator, 1) bytes
+        self._total: Counter[tuple[str, int]] = Counter()
+        self._last_total, self._steps = self._total, 0  # at the last reading
+
+    def begin(self) -> None:
+        """Start or continue counting."""
+        fallbacks = self._backend.fallbacks()
+        counts_by_kind = {
+            (name, kind): n for name, counts in (fallbacks or {}).items() for kind, n in enumerate(counts)
+        }
+        self._since = None if fallbacks is None else Counter(counts_by_kind)
+
+    def pause(self) -> None:
+        """Stop counting, for example before a validation."""
+        since = self._since
+        self.begin()
+        if since is not None and self._since is not None:
+            self._total = self._total + (self._since - since)
+
+    def read(self, steps: int) -> dict[str, float | None]:
+        """Counts of this rank for ``metrics.jsonl``, over the ``steps`` steps since the last reading.
+
+        Returns:
+            Calls and bytes per step; None for bytes if only calls are counted. Empty if the backend counts nothing.
+        """
+        self.pause()
+        if self._since is None:
+            return {}
+        interval, self._last_total = self._total - self._last_total, self._total
+        self._steps += steps
+        return {f"cpu_fallback_{key}": value for key, value in _per_step(interval, steps).items()}
+
+    def summary(self, distributed: Distributed) -> dict[str, Any] | None:
+        """Counts for ``result.json``, of the rank with the most bytes, since the others wait for it. A collective.
+
+        Returns:
+            ``rank``, ``calls_per_step``, ``bytes_per_step``, and under ``operators`` the last two for each operator,
+            most bytes first. None if the backend of a rank counts nothing, or no step was trained.
+        """
+        totals = distributed.gather(self._total if self._since is not None and self._steps else None)
+        if None in totals:
+            return None
+        sums = [_per_step(total, self._steps) for total in totals]
+        rank = max(
+            range(len(sums)), key=lambda index: (sums[index]["bytes_per_step"] or 0, sums[index]["calls_per_step"])
+        )
+        counts = totals[rank]
+        names = sorted({name for name, _ in counts}, key=lambda name: (-counts[name, 1], -counts[name, 0], name))
+        return {
+            "rank": rank,
+            **sums[rank],
+            "operators": {
+                name: _per_step({key: counts[key] for key in ((name, 0), (name, 1))}, self._steps) for name in names
+            },
+        }
+
+
+def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, Any]:
+    """Calls and bytes per step; None for bytes if there are calls but no bytes."""
+    calls = sum(count for (_, kind), count in counts.items() if kind == 0)
+    size = sum(count for (_, kind), count in counts.items() if kind == 1)
+    return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}

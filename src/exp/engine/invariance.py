@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
+from typing import TYPE_CHECKING, Any, Callable, ContextManager
 
 import torch
 from mmengine.hooks import Hook
@@ -30,36 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KNOWN = {"exp", "torch", "mmengine", "mmcv", "builtins", "functools", "operator", "_operator", "math", "numpy"}
 _MOST_SAMPLES = 32
 _TOLERANCE = 1e-3
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def has_user_part(model: nn.Module) -> bool:
-    """Whether a part of a model, such as a head or a loss, is a user's.
-
-    Parts are its modules, and the functions and objects that these hold.
-
-    Args:
-        model: the model, not wrapped.
-    """
-    parts = (part for module in model.modules() for part in _parts(module))
-    return any(qualified_name(part).partition(".")[0] not in _KNOWN for part in parts)
-
-
-def has_user_loss(model: nn.Module) -> bool:
-    """Whether a part of a model is a user's, and no part has ``loss_is_mean = False``."""
-    return has_user_part(model) and all(getattr(module, "loss_is_mean", True) for module in model.modules())
-
-
-def _parts(module: nn.Module) -> Iterator[Any]:
-    yield type(module)
-    for value in vars(module).values():
-        while isinstance(value, functools.partial):
-            value = value.func
-        if callable(value) and not isinstance(value, nn.Module):
-            yield value
 
 
 class _Recorder:

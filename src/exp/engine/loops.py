@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Callable, cast
 import torch
 
 from exp.data.loader import tensors_of, to_device
-from exp.engine.finite import divergence_advice
 from exp.engine.fsdp import unsharded
 from exp.engine.wrapper import unwrapped
 from exp.errors import (
@@ -272,8 +271,9 @@ class EvalLoop:
         rank = next((rank for rank, batches in enumerate(by_rank) if batches), None)
         if rank is not None:
             split = "validation" if self.stage == "val" else "test"
-            advice = "check the weights and the data, or use precision=fp32"
+            advice = ("check the weights and the data, or use precision=fp32",)
             raise RunError(
-                f"predictions are NaN in the {split} split, first in batch {by_rank[rank][0] + 1} of rank {rank}; "
-                f"{advice if self.runner is None else divergence_advice(self.runner)}"
+                f"predictions are NaN in the {split} split, first in batch {by_rank[rank][0] + 1} of rank {rank}",
+                *(advice if self.runner is None else self.runner.divergence_advice()),
+                rank=rank,
             )

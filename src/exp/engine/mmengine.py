@@ -12,24 +12,25 @@ import functools
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import mmengine.hooks
-import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
 from mmengine.registry import HOOKS, MODEL_WRAPPERS, MODELS, VISBACKENDS, DefaultScope, Registry
 from mmengine.runner import get_priority
+from mmengine.utils import ManagerMixin
 from mmengine.visualization import BaseVisBackend, Visualizer
 from omegaconf import OmegaConf
+from torch import nn
 
 from exp.config.check import UNSUPPORTED_HOOKS, unsupported_hook_message
-from exp.config.resolve import check_arguments, create, instantiate, is_exp_class, resolve, without_scope
-from exp.engine.checkpoint.files import plain_copy
-from exp.engine.invariance import has_user_part
+from exp.config.resolve import check_arguments, create, instantiate, resolve, without_scope
+from exp.engine.checkpoint.writer import plain_copy
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, UnavailableError, nearest, qualified_name
+from exp.models.base import has_user_part
 
 if TYPE_CHECKING:
     from exp.engine.loops import TrainLoop
@@ -44,9 +45,9 @@ _RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_
                  "max_epochs", "max_iters", "eta"}  # fmt: skip
 
 
-def rank_logger(session: Session) -> MMLogger:
-    """MMEngine's logger of this run, set up to write to the log of the rank instead of the terminal."""
-    logger: MMLogger = MMLogger.get_instance(session.unique_name)
+def rank_logger(name: str) -> MMLogger:
+    """MMEngine's logger of a run, set up to write to the log of the rank instead of the terminal."""
+    logger: MMLogger = MMLogger.get_instance(name)
     logger.setLevel("INFO")
     logger.handlers[:] = list(logging.getLogger().handlers)
     return logger
@@ -93,6 +94,23 @@ def check_monitor(owner: str, monitor: str, names: Sequence[str]) -> None:
         )
 
 
+class _Visualizer(Visualizer):
+    """MMEngine's visualizer, made at its first use: it makes a figure, so it imports matplotlib."""
+
+    def __init__(self, name: str, config: Callable[[], Config], **options: Any) -> None:
+        ManagerMixin.__init__(self, name)
+        self._config, self._options = config, options
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the visualizer when an attribute is missing that it has then."""
+        options = self.__dict__.pop("_options", None)
+        if options is None:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        super().__init__(self.instance_name, **options)
+        self.add_config(self._config())
+        return getattr(self, name)
+
+
 class CountersHook(mmengine.hooks.RuntimeInfoHook):
     """Updates ``runner.message_hub``: counters at each step, metrics after each evaluation.
 
@@ -131,6 +149,7 @@ class RunnerInterface:
     Attributes:
         shares_state: whether message hub, visualizer, scope and configuration are kept for classes of MMEngine's: if
             there are hooks, plugins, a model or visualization backends of the user's. Nobody else reads them.
+        vis_backends: the visualization backends of the configuration, on rank 0.
     """
 
     launcher = "none"
@@ -138,13 +157,13 @@ class RunnerInterface:
     _resume = False  # the name that MMEngine's EMAHook reads
 
     session: Session
-    model: torch.nn.Module
+    model: nn.Module
     work_dir: str
     experiment_name: str
     train_loop: TrainLoop
 
     def share_with_mmengine(self, hooks: Sequence[Hook]) -> None:
-        """Make what MMEngine's classes share, if a class of the user's may ask for it; builds the loggers.
+        """Make what MMEngine's classes share, if a class of the user's may ask for it; builds visualization backends.
 
         Args:
             hooks: the user's hooks.
@@ -152,22 +171,20 @@ class RunnerInterface:
         Raises:
             ConfigError: a visualization backend is unknown, or does not take its settings.
         """
+        config, bare, is_main = self.session.config, unwrapped(self.model), self.session.distributed.is_main
         self.hooks: list[Hook] = []
         self._dispatch: dict[str, list[Any]] = {}
-        self._vis_backends = build_loggers(self.session)
-        bare = unwrapped(self.model)
-        used = hooks or self.session.config.plugins or self._vis_backends
-        self.shares_state = bool(used) or not is_exp_class(bare) or has_user_part(bare)
+        self.vis_backends = build_vis_backends(config.logger.vis_backends, Path(self.work_dir)) if is_main else []
+        self.shares_state = bool(hooks or config.plugins or self.vis_backends) or has_user_part(bare)
         if not self.shares_state:
             return
         # Made now, since MMEngine's classes ask for the current instance.
-        assert self.default_scope is not None
-        assert self.message_hub is not None
-        assert self.visualizer is not None
+        assert None not in (self.default_scope, self.message_hub, self.visualizer)
         if bare is not self.model:  # MMEngine's hooks unwrap models of registered classes only
             wrapper = type(self.model)
             MODEL_WRAPPERS.register_module(name=qualified_name(self.model), module=wrapper, force=True)
-        if not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in hooks):
+        self._user_info_hook = any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in hooks)
+        if not self._user_info_hook:
             self.register_hook(CountersHook())
 
     @functools.cached_property
@@ -187,24 +204,21 @@ class RunnerInterface:
 
     @functools.cached_property
     def visualizer(self) -> Visualizer:
-        """Writes scalars and pictures to the visualization backends; makes a figure, so it imports matplotlib."""
-        backends = self._vis_backends or None
-        visualizer = Visualizer.get_instance(self.experiment_name, vis_backends=backends, save_dir=self.work_dir)
-        visualizer.add_config(self.cfg)
+        """Writes scalars and pictures to the visualization backends."""
+        options = {"vis_backends": self.vis_backends or None, "save_dir": self.work_dir}
+        visualizer: Visualizer = _Visualizer.get_instance(self.experiment_name, config=lambda: self.cfg, **options)
         return visualizer
 
     def share_scalars(self, split: str, scalars: Mapping[str, float], step: int) -> None:
-        """Pass the values of a log line to the visualizer, on rank 0, and those of training to the message hub.
+        """Pass the values of a log line to the visualization backends, and those of training to the message hub.
 
         If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
         """
-        if not self.shares_state:
-            return
-        if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in self.hooks):
+        if self.shares_state and split == "train" and not self._user_info_hook:
             for name, value in scalars.items():
                 self.message_hub.log_scalars.setdefault(name, HistoryBuffer(max_length=_HISTORY_LENGTH))
                 self.message_hub.update_scalar(name, value, resumed=False)
-        if self.session.distributed.is_main:
+        if self.vis_backends:
             self.visualizer.add_scalars(scalars, step=step)
 
     def message_hub_state(self) -> dict[str, Any]:
@@ -378,19 +392,20 @@ def build_hooks(
     return hooks
 
 
-def build_loggers(session: Session) -> list[Any]:
-    """Make the visualization backends in ``logger.vis_backends``, on rank 0; other ranks get an empty list.
+def build_vis_backends(configs: Sequence[Any], folder: Path) -> list[Any]:
+    """Make visualization backends (``logger.vis_backends``).
+
+    Args:
+        configs: each has ``_target_``, or ``type`` (a registered name or a dotted path), and arguments.
+        folder: the run folder.
 
     Raises:
         ConfigError: a class is not a visualization backend, does not take its arguments, or would write outside the run
             folder; the message has the key.
         UnavailableError: the module of a class cannot be imported.
     """
-    if not session.distributed.is_main:
-        return []
-    folder = session.folder.path
     backends: list[Any] = []
-    for number, config in enumerate(session.config.logger.vis_backends):
+    for number, config in enumerate(configs):
         key = f"logger.vis_backends[{number}]"
         content: Any = OmegaConf.to_container(config, resolve=True)
         _check_paths(key, content, folder)

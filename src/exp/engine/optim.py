@@ -83,7 +83,7 @@ class BackendOptimWrapper(OptimWrapper):
         clip_grad_norm: largest L2 norm of all gradients together; None: no clipping.
         model: the trained model, for lazy devices; None: not known.
         awaited: parameters by name whose gradients the backward pass exchanges with other ranks, which wait for them
-            (:func:`exp.engine.ddp.awaited_parameters`).
+            (:func:`exp.engine.wrapper.awaited_parameters`).
 
     Attributes:
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.

@@ -12,7 +12,10 @@ from exp.engine.checkpoint.policy import CheckpointHook
 from exp.errors import Preempted
 
 if TYPE_CHECKING:
-    from exp.session import Session
+    from torch.distributed import Store
+
+    from exp.distributed import Distributed
+    from exp.session import RankInfo
 
 _POLL_S = 1.0  # seconds between two looks for a preemption
 
@@ -30,17 +33,21 @@ class PreemptionHook(Hook):
     collective operation with a rank that waits.
 
     Args:
-        session: has the notice of preemption and the store of the ranks.
+        info: has the notice of preemption.
+        distributed: collectives of the ranks.
+        store: of the ranks; None if there is only one.
         checkpoints: writes the checkpoint.
     """
 
     priority = "LOWEST"  # after all hooks whose state is in a checkpoint
 
-    def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
-        self.preempted, self.distributed = session.info.preempted, session.distributed
-        self.store: Any = session.store and dist.PrefixStore("preemption", session.store)
+    def __init__(
+        self, info: RankInfo, distributed: Distributed, store: Store | None, checkpoints: CheckpointHook
+    ) -> None:
+        self.preempted, self.distributed = info.preempted, distributed
+        self.store: Any = store and dist.PrefixStore("preemption", store)
         # The ranks of one node share their flag, a file; a file store, which they have then, would grow when asked.
-        self._asks_others = session.info.store is None
+        self._asks_others = info.store is None
         self.checkpoints = checkpoints
         self._common_batches = 0  # of a validation: number of batches that every rank has
         self._lock, self._agreed, self._over = threading.Lock(), threading.Event(), threading.Event()

@@ -1,21 +1,26 @@
-"""The content of ``result.json`` for a completed task."""
+"""What a task leaves: the content of ``result.json``, and pictures."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from omegaconf import OmegaConf
 
+from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import RunError
-from exp.metrics import Evaluator
-from exp.runs.files import read_seal
+from exp.runs.files import read_seal, write_atomically
 from exp.runs.folder import empty_result
-from exp.task import task_class
 
 if TYPE_CHECKING:
+    from exp.draw.figure import Picture
+    from exp.metrics import Evaluator
     from exp.session import Session
+
+logger = logging.getLogger(__name__)
 
 
 def make_result(
@@ -70,7 +75,7 @@ def make_result(
     )
     if session.weights is not None and session.weights.files:
         result["weights"] = {"source": config.init_from, "files": session.weights.files}
-    if session.weights is not None and task_class(config).needs_weights:
+    if session.weights is not None and session.task.needs_weights:
         result["checkpoint"] = str(session.weights.path)
         seal = read_seal(session.weights.path)
         result["checkpoint_digest"], result["checkpoint_run"] = (None, None) if seal is None else seal
@@ -89,3 +94,62 @@ def _measured_part(config: Any) -> str | None:
     if config.debug.overfit and config.global_batch_size is not None:
         return "training batches"
     return None if config.debug.eval_batches is None else f"{config.debug.eval_batches} of its batches"
+
+
+def write_picture(session: Session, name: str, picture: Picture) -> list[str]:
+    """Write a picture into the run folder.
+
+    Args:
+        session: the session.
+        name: path of the PNG file, relative to the run folder; other formats get their own suffix.
+        picture: a picture (:class:`exp.data.extensions.DataExtensions`).
+
+    Returns:
+        Paths of the files, relative to the run folder; empty with ``plots=false``.
+    """
+    # Imported here, because it imports matplotlib.
+    from exp.draw.figure import encode_picture
+
+    files: list[str] = []
+    if not session.config.plots:
+        return files
+    for form, content in encode_picture(picture, session.config.figures).items():
+        files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
+        write_atomically(session.folder.path / files[-1], content)
+    return files
+
+
+def draw_pictures(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
+    """Draw and write pictures on rank 0; an error is reported, but does not end the run."""
+    if session.config.plots and session.distributed.is_main:
+        try:
+            for name, picture in make().items():
+                write_picture(session, f"plots/{name}", picture)
+        except Exception as error:
+            logger.exception("plots")
+            session.print(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")
+
+
+def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
+    """Draw ``curves.png`` and the pictures of the data.
+
+    Args:
+        session: the session.
+        model: wrapped or not, on the session's device, with the tested weights; is left in eval mode.
+        evaluator: that of the test.
+
+    Returns:
+        Pictures by name.
+    """
+    from exp.draw.figure import training_curves
+
+    pictures: dict[str, Picture] = {}
+    if session.folder.metrics.is_file():
+        metric, greater = evaluator.metric_name, evaluator.greater_is_better
+        pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
+    draw = session.extensions.pictures
+    if draw is not None and is_sharded(unwrapped(model)):  # a forward pass is a collective, and this is rank 0 alone
+        session.print("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
+    elif draw is not None:
+        pictures.update(draw(model, evaluator))
+    return pictures

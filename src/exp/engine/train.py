@@ -16,19 +16,16 @@ from exp.data.sampler import TrainBatchSampler
 from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
 from exp.engine.checkpoint.resume import find_resume
-from exp.engine.ddp import awaited_parameters
-from exp.engine.invariance import SplitCheck, has_user_loss
+from exp.engine.invariance import SplitCheck
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import build_hooks
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.pictures import draw_pictures, training_pictures
-from exp.engine.placement import place_and_wrap
-from exp.engine.result import make_result
+from exp.engine.result import draw_pictures, make_result, training_pictures
 from exp.engine.schedules import vanished_rate
 from exp.engine.trainer import Trainer
-from exp.engine.wrapper import is_sharded, unwrapped
+from exp.engine.wrapper import awaited_parameters, is_sharded, place_and_wrap, unwrapped
 from exp.errors import ConfigError, DataError, RunError, is_out_of_memory, user_code_errors
-from exp.models.base import parameter_counts
+from exp.models.base import has_user_loss, parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.heartbeat import Stage, report_stage
 
@@ -81,8 +78,8 @@ def train(
         if rate_warning is not None:  # printed below the table of metrics
             data_entries["warnings"] = [*data_entries.get("warnings", ()), rate_warning]
         draw_pictures(session, lambda: training_pictures(session, trainer.model, evaluator))
-        if trainer.shares_state:
-            trainer.visualizer.close()
+        for backend in trainer.vis_backends:
+            backend.close()
         speed = metrics_hook.samples / metrics_hook.train_seconds if metrics_hook.train_seconds else None
         # Read now, since throughput() below also allocates memory.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))

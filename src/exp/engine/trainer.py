@@ -12,11 +12,12 @@ import torch
 from mmengine.hooks import Hook, ParamSchedulerHook
 from omegaconf import OmegaConf
 
+from exp import console
 from exp.config.diff import training_config
 from exp.data.loader import to_device
 from exp.distributed import rng_state
 from exp.engine.checkpoint.policy import CheckpointHook
-from exp.engine.checkpoint.shards import load_shards
+from exp.engine.checkpoint.reader import list_checkpoints, load_shards
 from exp.engine.checkpoint.writer import CheckpointWriter
 from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook
 from exp.engine.loops import EvalLoop, TrainLoop
@@ -26,6 +27,7 @@ from exp.engine.schedules import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import ConfigError, RunError, qualified_name
 from exp.runs.heartbeat import Stage, report_stage
+from exp.task import resume_command
 
 if TYPE_CHECKING:
     from exp.engine.optim import BackendOptimWrapper
@@ -40,7 +42,7 @@ class Trainer(RunnerInterface):
 
     Args:
         session: has device, backend, process group, configuration and run folder.
-        model: on the device, wrapped or not (:func:`exp.engine.placement.place_and_wrap`).
+        model: on the device, wrapped or not (:func:`exp.engine.wrapper.place_and_wrap`).
         optim_wrapper: optimizer of the model's parameters.
         train_loop: has the training batches and the length of the training.
         val_loop: the validation; None: there is none.
@@ -74,16 +76,16 @@ class Trainer(RunnerInterface):
             loop.runner = self
         self.losses = LossMeter()
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
-        self.experiment_name, self.logger = session.unique_name, rank_logger(session)
+        self.experiment_name, self.logger = session.unique_name, rank_logger(session.unique_name)
         self.share_with_mmengine(hooks)
         schedulers: Any = OmegaConf.to_container(session.config.schedule.param_scheduler, resolve=True)
         self.param_schedulers = build_schedulers(schedulers, self)
         metric_args = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
-        self.metrics_hook, self.checkpoints = MetricsHook(session), CheckpointHook(session, *metric_args)
-        engine_hooks = [ParamSchedulerHook(), self.metrics_hook, self.checkpoints]
-        engine_hooks += [PreemptionHook(session, self.checkpoints)]
-        engine_hooks += [OverfitHook()] if session.config.debug.overfit else []
-        for hook in (*engine_hooks, *hooks):
+        self.metrics_hook = MetricsHook(session)
+        self.checkpoints = CheckpointHook(session.config, session.folder.checkpoints, *metric_args)
+        preemption = PreemptionHook(session.info, group, session.store, self.checkpoints)
+        overfit = [OverfitHook()] if session.config.debug.overfit else []
+        for hook in (ParamSchedulerHook(), self.metrics_hook, self.checkpoints, preemption, *overfit, *hooks):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)), session.run_id)
 
@@ -200,6 +202,32 @@ class Trainer(RunnerInterface):
         metrics = self.test_loop.run()
         self.call_hook("after_run")
         return metrics
+
+    def divergence_advice(self) -> tuple[str, list[str]]:
+        """Advice for a diverged training and, if there is a checkpoint, the command that resumes with a lower rate.
+
+        A collective, because it waits for the checkpoint that is being written.
+
+        Returns:
+            The arguments ``advice`` and ``details`` of an error.
+        """
+        session = self.session
+        try:
+            self.checkpoint_writer.wait()
+        except Exception:
+            logger.exception("the last checkpoint is not saved")  # only logged: not the reason for the failure
+        session.distributed.barrier()
+        advice, details = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32", []
+        checkpoints = list_checkpoints(session.folder.checkpoints)
+        if checkpoints:
+            which, source, resumed_from = "newest", "auto", session.resumed_from
+            if len(checkpoints) > 1 and resumed_from is not None and checkpoints[0].samefile(resumed_from):
+                # This run has resumed from the newest, and diverged.
+                which, source = "last but one", console.display_path(checkpoints[1])
+            rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
+            command = resume_command(session.config, session.folder, f"resume={source}", rate)
+            details = [f"to resume from the {which} checkpoint with half the learning rate: {command}"]
+        return advice, details
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and delete the data loaders, so that their processes end now.

@@ -23,13 +23,11 @@ from exp.config.resolve import create
 from exp.data.base import Data
 from exp.data.fingerprint import folder_listing, shortened
 from exp.data.sampler import preserved_generators
-from exp.engine.checkpoint.files import BEST_NAME, NO_DIGEST, list_checkpoints, read_checkpoint
-from exp.engine.finite import nonfinite_tensors
+from exp.engine.checkpoint.reader import BEST_NAME, NO_DIGEST, list_checkpoints, nonfinite_tensors, read_checkpoint
 from exp.errors import CheckpointError, ConfigError, qualified_name
 from exp.models.base import Model
 from exp.runs.files import read_seal
 from exp.session import Weights
-from exp.task import task_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +43,7 @@ def read_weights(path: Path, trusted: bool = False) -> Weights:
         path: a ``.pth``, ``.bin`` or ``.safetensors`` file, the index of several ``.safetensors`` files, a run folder
             (its best checkpoint, or else the newest), a folder of weights, a repository's folder in the cache of a hub
             (``models--<owner>--<name>``), or a name in a hub (:mod:`exp.hub`).
-        trusted: see :func:`exp.engine.checkpoint.files.read_checkpoint`.
+        trusted: see :func:`exp.engine.checkpoint.reader.read_checkpoint`.
 
     Raises:
         CheckpointError: the file cannot be read, holds no state dict, or is not the one that its run wrote.
@@ -160,7 +158,7 @@ def load_weights(
     model: nn.Module,
     weights: Weights,
     config: ExpConfig,
-    exact: bool | None = None,
+    exact: bool,
     classes: OtherClasses | None = None,
 ) -> str:
     """Load weights into a model, in place.
@@ -172,8 +170,7 @@ def load_weights(
             parameters that may be missing when a training starts.
         weights: of :func:`read_weights`.
         config: the frozen configuration.
-        exact: whether the model is used without training, which needs an exact match; None: if the task needs
-            weights.
+        exact: whether the model is used without training, which needs an exact match.
         classes: how the classes of the weights differ from those of the data, for a training; None: they do not.
 
     Returns:
@@ -183,8 +180,6 @@ def load_weights(
         ConfigError: the weights do not match the model, or are not finite.
     """
     path, tensors, task = weights.path, model.state_dict(), str(config.task.name)
-    if exact is None:
-        exact = task_class(config).needs_weights
     any_model: Any = model
     state: Any = weights.state
     if hasattr(model, "adapt_state_dict"):

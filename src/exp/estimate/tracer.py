@@ -187,7 +187,7 @@ def _shards_of(config: Any, model: nn.Module, backend: Backend) -> _Shards:
         in_training = {"wrapper": 2 * outside_bytes + gathered + largest}
         return _Shards(1 / ranks, 1 / ranks, in_training, {"wrapper": bytes_of(model.parameters())})
     gradient_bytes = bytes_of(parameter for parameter in model.parameters() if parameter.requires_grad)
-    # The same rule as in exp.engine.ddp; a vendor's DDP class is not loaded here.
+    # The same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here.
     as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
     wrapper_bytes = {"gradients" if as_views else "wrapper": gradient_bytes}
     return _Shards(1.0, 0.0 if as_views else 1.0, wrapper_bytes, wrapper_bytes)

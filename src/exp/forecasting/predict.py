@@ -11,7 +11,7 @@ import torch
 from exp.data.base import Prediction
 from exp.distributed import Distributed
 from exp.engine.evaluate import batch_outputs
-from exp.engine.pictures import write_picture
+from exp.engine.result import write_picture
 from exp.forecasting.intervals import Interval, percent
 from exp.forecasting.plots import Forecast, draw_forecast, split_channels
 from exp.metrics import Evaluator

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import Counter
 from pathlib import Path
-from typing import Collection, Container, Iterable, Mapping, Sequence
+from typing import Any, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.model import BaseModel
@@ -14,7 +14,11 @@ from torch import nn
 
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 
-__all__ = ["Model", "best_prefix", "parameter_counts", "strip_prefix", "without_prefix"]
+__all__ = [
+    "Model", "best_prefix", "has_user_loss", "has_user_part", "parameter_counts", "strip_prefix", "without_prefix",
+]  # fmt: skip
+
+_KNOWN = {"exp", "torch", "mmengine", "mmcv", "builtins", "functools", "operator", "_operator", "math", "numpy"}
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
@@ -24,6 +28,32 @@ def parameter_counts(model: nn.Module) -> dict[str, int]:
         "parameters": sum(value.numel() for value in every),
         "trained_parameters": sum(value.numel() for value in every if value.requires_grad),
     }
+
+
+def has_user_part(model: nn.Module) -> bool:
+    """Whether a part of a model, such as a head or a loss, is a user's.
+
+    Parts are its modules, and the functions and objects that these hold.
+
+    Args:
+        model: the model, not wrapped.
+    """
+    parts = (part for module in model.modules() for part in _parts(module))
+    return any(qualified_name(part).partition(".")[0] not in _KNOWN for part in parts)
+
+
+def has_user_loss(model: nn.Module) -> bool:
+    """Whether a part of a model is a user's, and no part has ``loss_is_mean = False``."""
+    return has_user_part(model) and all(getattr(module, "loss_is_mean", True) for module in model.modules())
+
+
+def _parts(module: nn.Module) -> Iterator[Any]:
+    yield type(module)
+    for value in vars(module).values():
+        while isinstance(value, functools.partial):
+            value = value.func
+        if callable(value) and not isinstance(value, nn.Module):
+            yield value
 
 
 class _IdentityPreprocessor(nn.Module):

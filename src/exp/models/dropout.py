@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Dropout", "Dropout2d", "DropoutStream", "per_sample_active", "sample_mask", "uses_global_rng"]
 
-_active: DropoutStream | None = None
-
 
 class DropoutStream:
     """The counters from which the masks of a training are computed.
 
     Args:
-        model: the model, not wrapped; each module gets a ``dropout_key``, a hash of its name.
+        model: the model, not wrapped; each module gets this object as ``dropout_stream``, and a ``dropout_key``, a hash
+            of its name.
         sampler: of the training; determines which samples of the global batch this rank has.
         seed: of the run.
     """
@@ -45,13 +44,18 @@ class DropoutStream:
         self.sampler, self.seed = sampler, seed
         self.step = self.first = 0
         self.size = sampler.batch_size
+        self.is_active = False  # between begin() and end()
         self._uses: Counter[tuple[int, int]] = Counter()  # by module and slot
         self._backward = False
         for name, module in model.named_modules():
-            module.dropout_key = zlib.crc32(name.encode())
+            module.dropout_key, module.dropout_stream = zlib.crc32(name.encode()), self
         drawing = ((name, module) for name, module in model.named_modules() if uses_global_rng(module))
         self.left_out = [name or type(module).__name__ for name, module in drawing]
         """Names of the modules that still draw from the device's generator."""
+
+    def __deepcopy__(self, memo: Any) -> DropoutStream:
+        """A copy of a model draws the same masks."""
+        return self
 
     def begin(self, step: int, micro_batch: int, first: int = 0, size: int | None = None) -> None:
         """Start a micro-batch: until :meth:`end`, masks are those of its samples.
@@ -62,7 +66,6 @@ class DropoutStream:
             first: index of the first sample in the micro-batch, if only some of its samples are used.
             size: number of samples; None: all.
         """
-        global _active
         sampler = self.sampler
         self.step = step
         # Index of the first sample within the step, so that the masks do not depend on the number of ranks.
@@ -70,7 +73,7 @@ class DropoutStream:
         self.size = size or sampler.batch_size
         self._uses.clear()
         self._backward = False
-        _active = self
+        self.is_active = True
 
     @contextlib.contextmanager
     def during_backward(self) -> Iterator[None]:
@@ -100,8 +103,7 @@ class DropoutStream:
 
     def end(self) -> None:
         """Stop computing masks by sample: dropout draws from the device's generator again."""
-        global _active
-        _active = None
+        self.is_active = False
 
 
 def uses_global_rng(module: nn.Module) -> bool:
@@ -114,9 +116,10 @@ def uses_global_rng(module: nn.Module) -> bool:
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and bool(module.dropout)
 
 
-def per_sample_active() -> bool:
-    """Whether masks must come from :func:`sample_mask` now."""
-    return _active is not None
+def per_sample_active(module: nn.Module) -> bool:
+    """Whether masks of a module must come from :func:`sample_mask` now."""
+    stream: Any = getattr(module, "dropout_stream", None)
+    return stream is not None and stream.is_active
 
 
 def sample_mask(
@@ -139,8 +142,7 @@ def sample_mask(
         ValueError: the number of rows of ``like`` is not a multiple of B.
         ConfigError: see :meth:`DropoutStream.call_index`.
     """
-    stream = _active
-    assert stream is not None
+    stream: Any = module.dropout_stream
     size = stream.size
     shape = (like.shape[0], *[1] * (like.dim() - 1)) if per_sample else tuple(like.shape)
     if like.shape[0] % size:
@@ -172,9 +174,11 @@ def _hash32(x: torch.Tensor) -> torch.Tensor:
 class Dropout(nn.Dropout):
     """``nn.Dropout``, with masks by sample if ``dropout_by_sample=true`` (:class:`DropoutStream`)."""
 
+    dropout_stream: DropoutStream | None = None
+
     def forward(self, x: torch.Tensor, slot: int = 0) -> torch.Tensor:
         """Args: x: (B * n, ...), with samples on the first axis; slot: see :func:`sample_mask`."""
-        if _active is None or not self.training or self.p == 0.0:
+        if not self.training or self.p == 0.0 or not per_sample_active(self):
             return super().forward(x)
         return x * sample_mask(self, x, self.p, slot)
 
@@ -182,8 +186,10 @@ class Dropout(nn.Dropout):
 class Dropout2d(nn.Dropout2d):
     """``nn.Dropout2d``, which drops channels of (B, C, H, W), with masks by sample likewise."""
 
+    dropout_stream: DropoutStream | None = None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Args: x: (B, C, H, W)."""
-        if _active is None or not self.training or self.p == 0.0:
+        if not self.training or self.p == 0.0 or not per_sample_active(self):
             return super().forward(x)
         return x * sample_mask(self, x[:, :, :1, :1], self.p)

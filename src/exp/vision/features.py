@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save
 
 from exp.data.loader import device_loader
 from exp.engine.build import build_data, build_model
-from exp.engine.pictures import write_picture
-from exp.engine.result import make_result
+from exp.engine.result import make_result, write_picture
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from exp.data.base import Prediction
-from exp.engine.pictures import write_picture
+from exp.engine.result import write_picture
 from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
 from exp.runs.files import csv_content, write_atomically

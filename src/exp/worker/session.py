@@ -59,7 +59,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     if task.is_diagnostic:  # such a task opens the session step by step, and continues if a step fails
         task.diagnose(config, folder, info, backend)
         return
-    session = Session(config, folder, info, backend)
+    session = Session(config, folder, info, backend, task)
     try:
         gc.disable()  # imports of torch and MMEngine make a million objects; collecting them costs a fifth more time
         open_session(session)

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Mapping
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from mmengine.hooks import Hook
 
-from exp.engine.checkpoint.files import (
+from exp.data.fingerprint import shortened
+from exp.engine.checkpoint.reader import (
     BEST_NAME,
-    QUARANTINE,
     list_checkpoints,
-    prune_checkpoints,
-    quarantine,
+    nonfinite_tensors,
     read_checkpoint,
-    remove_leftovers,
+    shard_folders,
     step_of,
-    write_checkpoint,
 )
-from exp.engine.finite import check_finite, divergence_advice
+from exp.engine.checkpoint.writer import write_checkpoint
+from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from exp.config.schema import ExpConfig
 
-    from exp.session import Session
 
+QUARANTINE = "quarantine"
+"""Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
+steps than the one from which a run has resumed, for example because they are damaged."""
 _STATE_KEYS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
 """Attributes of :class:`CheckpointHook` with the results of earlier validations, which every checkpoint contains."""
 
@@ -37,16 +40,16 @@ class CheckpointHook(Hook):
     The best checkpoint and early stopping are in one hook, because a resumed run needs the state of both.
 
     Args:
-        session: has the configuration and the run folder.
+        config: the whole configuration.
+        folder: the folder of the checkpoints.
         metric: name of the main metric.
         greater_is_better: whether larger values of it are better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(self, session: Session, metric: str = "", greater_is_better: bool = False) -> None:
-        config, self.folder = session.config, session.folder.checkpoints
-        self.best_path = self.folder / BEST_NAME
+    def __init__(self, config: ExpConfig, folder: Path, metric: str = "", greater_is_better: bool = False) -> None:
+        self.folder, self.best_path = folder, folder / BEST_NAME
         # Read once, because an access to an OmegaConf key takes as long as a small kernel.
         keys = config.checkpoint
         self.every_steps, self.every_epochs = keys.every_steps, keys.every_epochs
@@ -77,7 +80,7 @@ class CheckpointHook(Hook):
         """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
         if runner.distributed_group.is_main:
             remove_leftovers(self.folder)
-        runner.session.on_start(functools.partial(self._quarantine, runner.session, runner.iter))
+        runner.session.on_start(functools.partial(self._quarantine, runner.iter, runner.session.print))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Save every ``every_steps`` steps; if a validation follows this step, :meth:`after_val_epoch` saves."""
@@ -94,7 +97,8 @@ class CheckpointHook(Hook):
         """
         value = (metrics or {})[self.metric]
         if not math.isfinite(value):
-            raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {divergence_advice(runner)}")
+            finding = f"validation {self.metric} is {value} after step {runner.iter}"
+            raise RunError(finding, *runner.divergence_advice())
         self.last, self.last_step = value, runner.iter
         best: dict[Path, Any] = {}
         if self.best is None or self.sign * value < self.sign * self.best:
@@ -176,7 +180,7 @@ class CheckpointHook(Hook):
 
     # -- earlier checkpoints, and the weights to test --------------------------------------------------------------
 
-    def _quarantine(self, session: Session, begins_at: int) -> None:
+    def _quarantine(self, begins_at: int, report: Callable[[str], object]) -> None:
         """Set aside checkpoints in this folder that do not belong to this run, and best weights of another run.
 
         If the run has resumed from a checkpoint in this folder, these are the checkpoints of later steps, else all. The
@@ -188,7 +192,7 @@ class CheckpointHook(Hook):
             paths.append(self.best_path)
         if paths:
             quarantine(paths)
-            session.print(
+            report(
                 f"moved checkpoints that do not belong to this run to {self.folder.name}/{QUARANTINE}: "
                 + ", ".join(path.name for path in paths)
             )
@@ -252,3 +256,57 @@ class CheckpointHook(Hook):
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step}
         best_epoch = None if self.best is None else self.best_epoch
         return content, {**record, "best_epoch": best_epoch, "validation": {self.metric: value}}
+
+
+def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
+    """Refuse to save weights that are not finite, or that follow losses that are not finite. A collective.
+
+    The losses since the last reading are checked, too, because the run would fail at the next reading.
+
+    Args:
+        runner: the runner.
+        state: the state dict to be saved.
+        step: optimizer steps completed.
+
+    Raises:
+        RunError: a tensor is not finite; the message has step, rank and the first such tensor. Raised on every rank.
+    """
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
+    watched = {name for name, _ in unwrapped(runner.model).named_parameters()} | set(losses)
+    by_rank = runner.distributed_group.gather(nonfinite_tensors({**losses, **state}, watched))
+    ranks = [rank for rank, names in enumerate(by_rank) if names]
+    if ranks:
+        raise RunError(
+            f"not finite after step {step}: {shortened(by_rank[ranks[0]], 1)}, on rank {shortened(ranks)}; the weights "
+            "are not saved",
+            *runner.divergence_advice(),
+            rank=ranks[0],
+        )
+
+
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` files ``step_*.pth``, with their shards; at least one stays."""
+    for path in list_checkpoints(folder)[max(keep, 1) :]:
+        path.unlink()
+        for shards in shard_folders(path):
+            shutil.rmtree(shards)
+
+
+def quarantine(paths: Sequence[Path]) -> None:
+    """Move checkpoints into the folder :data:`QUARANTINE` beside them, in which no run looks for checkpoints."""
+    for path in paths:
+        folder = path.parent / QUARANTINE
+        folder.mkdir(exist_ok=True)
+        for source in [*shard_folders(path), path]:  # the file last: remove_leftovers deletes shards without a file
+            if (folder / source.name).is_dir():
+                shutil.rmtree(folder / source.name)  # from an earlier call, with the same step
+            source.replace(folder / source.name)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files and incomplete shards of a killed process. Call it only while no rank writes."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink()
+    for path in folder.glob("*.shards*"):
+        if not path.with_suffix(".pth").is_file():
+            shutil.rmtree(path)

@@ -19,9 +19,7 @@ from exp.config.resolve import to_plain
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences, shortened
 from exp.distributed import seed_everything, set_rng_state
-from exp.engine.checkpoint.files import NO_DIGEST, list_checkpoints, read_checkpoint
-from exp.engine.checkpoint.shards import load_shards
-from exp.engine.finite import nonfinite_tensors
+from exp.engine.checkpoint.reader import NO_DIGEST, list_checkpoints, load_shards, nonfinite_tensors, read_checkpoint
 from exp.engine.optim import parameter_groups
 from exp.engine.trainer import Trainer
 from exp.engine.wrapper import unwrapped

@@ -1,34 +1,121 @@
-"""Writes checkpoints in the background, while training continues.
+"""Writes checkpoints: plain data, atomically, with a digest, in the background while training continues.
 
 Between two training steps the state is copied to host memory, page-locked if the backend supports it. A thread writes
-the copy.
+the copy. How the files look is in :mod:`exp.engine.checkpoint.reader`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
+import os
+import shutil
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Mapping
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from exp.engine.checkpoint.files import plain_copy, write_checkpoint
-from exp.engine.checkpoint.shards import SHARDS, copy_containers, folder_digests, short_reason
+from exp.engine.checkpoint.reader import SHARDS, copy_containers, folder_digests, shard_folders, short_reason
 from exp.engine.fsdp import dtensor_like
 from exp.errors import RunError
-from exp.runs.files import NO_RUN_ID
+from exp.runs.files import NO_COMMENT, NO_RUN_ID, Seal, write_atomically
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
     from exp.hardware.backend import Backend
 
-
 logger = logging.getLogger(__name__)
+
+
+def plain_copy(
+    value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor.detach().cpu(), key: str = ""
+) -> Any:
+    """``value`` in new dicts, lists and tuples, with tensors on the CPU and NumPy scalars as Python numbers.
+
+    Args:
+        value: nested mappings, lists and tuples.
+        on_cpu: returns the tensor that replaces a tensor.
+        key: the key of ``value`` in the whole structure, for messages.
+
+    Raises:
+        TypeError: something in ``value`` is not plain data; the message has its type and its key.
+    """
+    if isinstance(value, torch.Tensor):
+        return on_cpu(value)
+    if isinstance(value, Mapping):
+        return {name: plain_copy(item, on_cpu, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [plain_copy(item, on_cpu, key) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"a {kind} cannot be saved in a checkpoint: it is not plain data (key {key or 'without name'})")
+
+
+def write_checkpoint(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO_RUN_ID) -> None:
+    """Write a checkpoint under a temporary name, flush it to the disk, and rename it.
+
+    The file ends with the SHA-256 of the output of ``torch.save`` and of the run's id, and with this id, as the comment
+    of the zip archive. Every version of torch can read such a file, and copies of it keep the comment. Former folders
+    of shards are removed.
+
+    Args:
+        path: the file.
+        checkpoint: its content; see :func:`plain_copy`.
+        run_id: of the run that writes it.
+
+    Raises:
+        TypeError: the content is not plain data.
+        OSError: the file system reports an error.
+    """
+    content = plain_copy(checkpoint)
+
+    def save(file: BinaryIO) -> None:
+        stream: Any = _Stream(file)
+        torch.save(content, stream)
+        if stream.error is not None:
+            raise stream.error
+        file.seek(-len(NO_COMMENT), os.SEEK_CUR)
+        stream.sha256.update(run_id.encode())
+        file.write(Seal(stream.sha256.hexdigest(), run_id).encoded())
+
+    old_shards = shard_folders(path)
+    write_atomically(path, save)
+    for shards in old_shards:
+        if shards.name != content.get(SHARDS, {}).get("name"):
+            shutil.rmtree(shards)
+
+
+class _Stream:
+    """A file object for ``torch.save`` that computes the digest of what it writes.
+
+    It keeps an error of the file system in :attr:`error` instead of raising it. Torch would replace the error by one of
+    its own, and old versions of torch would end the process.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        try:
+            self._file.write(b"" if self.error else data)
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed once, at the end."""
 
 
 class CheckpointWriter:
@@ -63,7 +150,7 @@ class CheckpointWriter:
         """Copy the content of files, and write them in the background. Waits for the previous checkpoint first.
 
         Args:
-            files: the content of each file (see :func:`exp.engine.checkpoint.files.plain_copy`).
+            files: the content of each file (see :func:`exp.engine.checkpoint.writer.plain_copy`).
             then: called on rank 0, in the background, when all files are on the disk.
 
         Raises:
@@ -114,7 +201,7 @@ class CheckpointWriter:
         """Write DTensors into a new folder, since the former one is still in use. A collective of the writing threads.
 
         Returns:
-            What the checkpoint keeps of the folder (:data:`exp.engine.checkpoint.shards.SHARDS`).
+            What the checkpoint keeps of the folder (:data:`exp.engine.checkpoint.reader.SHARDS`).
         """
         import torch.distributed.checkpoint as dcp
 

@@ -35,7 +35,7 @@ def attention(
     Returns:
         (B, heads, Q, width).
     """
-    by_sample = dropout_p > 0.0 and owner is not None and per_sample_active()
+    by_sample = dropout_p > 0.0 and owner is not None and per_sample_active(owner)
     if has_fused_attention() and query.device.type != "cpu" and not by_sample:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
     # bmm needs one batch axis. Scaling the queries costs less than scaling the scores, which are larger.

@@ -352,7 +352,7 @@ class Block(nn.Module):
     def _drop_path(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
         if not self.training or self.drop_path_rate == 0.0:
             return branch
-        if per_sample_active():
+        if per_sample_active(self):
             return branch * sample_mask(self, branch, self.drop_path_rate, slot, per_sample=True)
         keep = 1.0 - self.drop_path_rate
         keep_mask = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)
