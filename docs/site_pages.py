@@ -47,6 +47,7 @@ REFERENCE = {
             "exp.hardware.backend.Backend",
             "exp.plugins.Plugin",
             "exp.plugins.Family",
+            "exp.forecasting.model.Forecaster",
             "exp.forecasting.data.series.Column",
             "exp.vision.data.layouts.Layout",
             "exp.vision.dinov3.heads.Head",

@@ -9,13 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from exp.errors import ConfigError
-from exp.forecasting.masking import masked_difference, masked_mean
-from exp.models.base import Model
+from exp.forecasting.model import Forecaster, masked_difference, masked_mean
 
 __all__ = ["DLinear", "SeasonalNaive"]
 
 
-class _Forecast(Model):
+class _Forecast(Forecaster):
     """A model whose loss is the squared error."""
 
     def forecast(self, x: torch.Tensor) -> torch.Tensor:

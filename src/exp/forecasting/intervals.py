@@ -30,9 +30,10 @@ from exp.data.loader import to_device
 from exp.engine.build import dataset_for
 from exp.engine.evaluate import batch_outputs
 from exp.engine.wrapper import forward, preprocessed, unwrapped
-from exp.errors import ConfigError, DataError, qualified_name
+from exp.errors import ConfigError, DataError
 from exp.forecasting.data.preflight import interval_levels
 from exp.forecasting.metrics import WindowMetric
+from exp.forecasting.model import Contract
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
@@ -82,12 +83,7 @@ class Interval(NamedTuple):
 
 
 class PredictiveDistribution(NamedTuple):
-    """A model's own distribution: standard deviations, or quantiles.
-
-    A model that has one sets the attribute ``distribution`` to ``"std"`` or ``"quantiles"``. ``forward(...,
-    mode="distribution")`` then returns standard deviations (B, H, C) of a Gaussian around its forecast, or quantiles
-    (B, H, C, Q) at the levels of its attribute ``quantiles``, ascending and not crossing; the one at 0.5 is the
-    forecast. All are standardized.
+    """A model's own distribution (:attr:`exp.forecasting.model.Forecaster.distribution`).
 
     Args:
         session: the session.
@@ -243,20 +239,22 @@ def build_intervals(session: Session, data: Any, model: Any) -> Intervals | None
 
 def _choose_kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
     """What the intervals are made of (:class:`Intervals`), and whether the validation split is needed."""
-    own_kind, method = getattr(model, "distribution", None), task.intervals_method
+    contract, method = Contract.of(model), task.intervals_method
+    own_kind = contract.distribution
     if method == "model" and own_kind not in ("std", "quantiles"):
         raise ConfigError(
-            f"task.intervals_method=model: {qualified_name(model)} has neither quantiles nor standard deviations; set "
+            f"task.intervals_method=model: {contract.name} has neither quantiles nor standard deviations; set "
             f"model.quantiles for the training, or task.intervals_method=conformal"
         )
     kind = str(own_kind) if method == "model" or (method is None and own_kind == "quantiles") else "residuals"
     if kind == "quantiles":
-        available = {round(2.0 * tau - 1.0, 6) for _, tau in central_pairs(model.quantiles)}
+        levels_of_model = list(contract.quantiles or ())
+        available = {round(2.0 * tau - 1.0, 6) for _, tau in central_pairs(levels_of_model)}
         missing = sorted(set(levels) - available)
         if missing:
             raise ConfigError(
-                f"task.intervals: {missing[0]:g} needs two levels that model.quantiles={list(model.quantiles)} lacks; "
-                f"these give {sorted(available)}; or set task.intervals_method=conformal"
+                f"task.intervals: {missing[0]:g} needs two levels that model.quantiles lacks; {levels_of_model} give "
+                f"{sorted(available)}; or set task.intervals_method=conformal"
             )
     is_calibrated = task.intervals_calibrate
     if kind == "residuals" or is_calibrated is None:

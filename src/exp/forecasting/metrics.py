@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import torch
 
 from exp.errors import DataError
-from exp.forecasting.masking import masked_difference
+from exp.forecasting.model import masked_difference
 from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:

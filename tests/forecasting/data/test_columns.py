@@ -11,11 +11,11 @@ import torch
 from omegaconf import OmegaConf
 
 from exp.engine.weights import read_weights
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError
 from exp.forecasting.data.preflight import preflight
 from exp.forecasting.data.series import Column
 from exp.forecasting.keys import ForecastingDataConfig
-from exp.models.base import Model
+from exp.forecasting.model import Forecaster
 from tests.conftest import TINY
 from tests.docs.reader import ROOT, write_files
 
@@ -122,37 +122,66 @@ def test_a_computed_covariate_is_computed_ahead(plant, values):
         ).future_window()
 
 
-class Uses(Model):
-    def __init__(self, how):
-        super().__init__()
-        self.how, self.weight = how, torch.nn.Parameter(torch.zeros(4, 1))
+class Past(Forecaster):
+    """Uses the lookback alone."""
 
-    def forward(self, x, future=None, mode="tensor", **_):
-        last = x[:, -1:].expand(-1, 8, -1)
-        if self.how == "fails":
-            raise KeyError("gauge")
-        return {"ignores": lambda: last + self.weight.sum(), "weights": lambda: last + future @ self.weight,
-                "repeats": lambda: last, "adds": lambda: (last + future.sum()).detach()}[self.how]()  # fmt: skip
+    messages = ("the key gauge has its least value",)
+
+    def forward(self, x, mode="tensor", **_):
+        return x[:, -1:].expand(-1, 8, -1)
 
 
-@pytest.mark.parametrize(
-    ("how", "used"), [("ignores", False), ("repeats", False), ("weights", True), ("adds", True), ("fails", True)]
-)
-def test_a_model_that_does_not_use_the_future_is_named_and_may_lack_it(plant, values, how, used):
-    """Also one whose weight for it is still 0."""
-    data, said, actions = plant(values, future_covariates=[]), [], []
+class Future(Past):
+    def forward(self, x, future, mode="tensor", **_):
+        return x[:, -1:] + future.mean(dim=2, keepdim=True)
+
+
+class Any(torch.nn.Module):
+    """Names no value of a batch: it may use each."""
+
+    def forward(self, **batch):
+        return batch["x"][:, -8:]
+
+
+class Single(Past):
+    max_targets = 1
+
+
+def checked(data, model):
+    """What a run says of data and model, without the data's own lines."""
+    said, actions = [], []
     config = OmegaConf.create({"task": {"name": "predict"}, "model": {}})
-    session = SimpleNamespace(print=said.append, on_model=actions.append, config=config)
-    data.setup(session)
+    data.setup(SimpleNamespace(print=said.append, on_model=actions.append, config=config))
     for action in actions:
-        action(Uses(how))
-    named = [
-        line
-        for line in data.notes
-        if "Uses does not use the future of data.future_covariates (the time features)" in line
-    ]
-    assert (len(named), len([line for line in said if line in named])) == ((0, 0) if used else (1, 1))
+        action(model)
     assert data.record(list).get("notes", []) == data.notes
+    assert said[1:] == data.notes
+    return said[1:]
+
+
+def test_what_a_model_declares_is_compared_with_what_the_data_have(plant, values):
+    """By the arguments of ``forward``: what is not used is said, what is needed and missing is refused."""
+    unused = (
+        "does not use the future of data.future_covariates (the time features): they are inputs over the lookback only"
+    )
+    future = {"future_covariates": []}
+    assert checked(plant(values, **future), Past()) == [*Past.messages, f"Past {unused}"]
+    assert checked(plant(values), Past()) == [*Past.messages]
+    assert checked(plant(values, **future), Future()) == [*Past.messages]
+    assert checked(plant(values, **future), Any()) == []
+    assert checked(plant(values, targets=["flow"]), Single()) == [*Past.messages]
+    for model, named in ((Future(), "needs future.*data.future_covariates"), (Single(), "up to 1 .*3; .*data.targets")):
+        with pytest.raises(ConfigError, match=named):
+            checked(plant(values), model)
+    longer = np.concatenate([values, np.full((3, 3), 0.5) * [np.nan, np.nan, 1]])
+    for model in (Past(), Any()):  # rows ahead lack values that only one of them may use
+        data = plant(longer, future_covariates=["flow"])
+        checked(data, model)
+        if isinstance(model, Past):
+            assert data.future_window()[0]["future"].shape == (1, 8, 5)
+        else:
+            with pytest.raises(DataError, match="no value of flow in row 205"):
+                data.future_window()
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from omegaconf import OmegaConf
 
 from exp.distributed import Distributed
 from exp.errors import DataError
 from exp.forecasting.data.dataset import ForecastingData
-from exp.forecasting.timebridge.model import TimeBridge
 
 ROWS = 5000
 RNG = np.random.default_rng(0)
@@ -100,26 +95,6 @@ def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
         data.load_state_dict({**state, "date_format": "%Y-%m-%d"})
     data.load_state_dict({**state, "date_format": "%d.%m.%Y %H:%M"})
     assert data.dates.tolist() == dates.tolist()
-
-
-@pytest.mark.parametrize(("rows", "named"), [(29, True), (25, False), (0, False)])
-def test_flat_lookbacks_are_said_for_a_model_that_divides_by_their_deviation(made, rows, named):
-    """Of 277 lookbacks of 24 rows, 29 equal rows make 6 flat (2 %), and 25 make 2."""
-    column = np.arange(300.0) % 7
-    column[100 : 100 + rows] = 5.5
-    data, said, actions = made({"sun": np.arange(300) % 5, "pump": column}), [], []
-    config = OmegaConf.create({"task": {"name": "predict"}, "model": {}})
-    data.setup(SimpleNamespace(print=said.append, on_model=actions.append, config=config))
-    sizes = {"period": 6, "d_model": 8, "d_ff": 8, "num_heads": 2, "integrated_layers": 1}
-    for model, expected in (
-        (torch.nn.Identity(), False),
-        (TimeBridge(channels=2, lookback=24, horizon=8, **sizes), named),
-    ):
-        for action in actions:
-            action(model)
-        found = [note for note in data.notes if "2% of the windows have a flat lookback of pump:" in note]
-        assert bool(found) == expected
-        assert all(note in said for note in found)
 
 
 def test_the_scale_of_mase_is_that_of_rows_a_season_apart(made):

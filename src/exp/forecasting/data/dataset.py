@@ -15,8 +15,6 @@ from torch.utils.data import Dataset
 from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions
 from exp.data.fingerprint import file_fingerprint, shortened
-from exp.data.sampler import preserved_generators
-from exp.engine.wrapper import preprocessed
 from exp.errors import DataError
 from exp.forecasting.data.calendar import NUM_TIME_FEATURES, same_spacing, time_features
 from exp.forecasting.data.files import find_file
@@ -30,6 +28,7 @@ from exp.forecasting.data.series import (
 from exp.forecasting.intervals import IntervalMetrics, Intervals, build_intervals
 from exp.forecasting.keys import ForecastingDataConfig
 from exp.forecasting.metrics import Baselines, ForecastMetrics
+from exp.forecasting.model import Contract
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
@@ -248,29 +247,17 @@ class ForecastingData(Data):
         return f"{text}; {reason}"
 
     def _check_model(self, session: Session, model: torch.nn.Module) -> None:
-        """Report future values that this model does not use, lookbacks that are flat for it, and its own messages.
-
-        A model that divides each lookback by its own deviation sets ``standardizes_lookback = True``; one that has
-        something to report of its keys sets ``messages``, a list of sentences.
-        """
-        messages = []
-        if self.config.future_covariates is not None:
-            self._uses_future = _uses_future(model, self.example_batch(**vars(self.config)).train)
-            if not self._uses_future:
-                messages.append(
-                    f"{type(model).__name__} does not use the future of data.future_covariates "
-                    f"({shortened([*self.config.future_covariates, 'the time features'])}): they are inputs over the "
-                    "lookback only"
-                )
-        fraction, names = _flat_lookbacks(self._tensors["x"].numpy(), self.lookback)
-        if getattr(model, "standardizes_lookback", False) and fraction >= _MAX_FLAT_FRACTION:
+        """Compare with the model's contract; report its messages, and future values that it does not use."""
+        contract = Contract.of(model)
+        contract.check(self.example_batch(**vars(self.config)).train, len(self.scored))
+        messages, covariates = [*contract.messages], self.config.future_covariates
+        self._uses_future = contract.uses("future")
+        if covariates is not None and not self._uses_future:
             messages.append(
-                f"{self.path}: {fraction:.0%} of the windows have a flat lookback of "
-                f"{shortened([self.names[number] for number in names])}: the model divides what rounding leaves there "
-                "by its least deviation, so that figures depend on memory layout and device (1e-5); leave such series "
-                "out (data.inputs), or take a longer data.lookback"
+                f"{type(model).__name__} does not use the future of data.future_covariates "
+                f"({shortened([*covariates, 'the time features'])}): they are inputs over the lookback only"
             )
-        for message in [*getattr(model, "messages", ()), *messages]:
+        for message in messages:
             session.print(message)
         self.notes = [*self.notes, *messages]
 
@@ -423,44 +410,6 @@ class ForecastingData(Data):
         return filled[self.num_observed_rows :][: self.horizon, series.columns.covariates]
 
 
-def _uses_future(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether the forecast depends on ``future``; true for a model that fails on this batch of zeros."""
-
-    def forecast(future: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = model.forward(**preprocessed(model, {**batch, "future": future}), mode="predict")
-        return output
-
-    future, trains = batch["future"].clone().requires_grad_(), model.training
-    model.eval()
-    try:
-        with preserved_generators():
-            output = forecast(future)
-            if output.requires_grad:
-                return torch.autograd.grad(output.sum(), future, allow_unused=True)[0] is not None
-            return not torch.equal(output, forecast(future + 1.0))
-    except Exception:  # user code; what it raises is reported where it runs in earnest  # noqa: BLE001
-        return True
-    finally:
-        model.train(trains)
-
-
-def _flat_lookbacks(rows: np.ndarray, lookback: int) -> tuple[float, list[int]]:
-    """The share of windows in which some series is constant over the lookback, and not 0; and these series.
-
-    Args:
-        rows: standardized, (T, C).
-        lookback: rows of a lookback (L).
-    """
-    flat, names = np.zeros(max(len(rows) - lookback + 1, 1), dtype=bool), []
-    for number, column in enumerate(rows.T):
-        changes = np.concatenate([[0], np.cumsum(column[1:] != column[:-1])])
-        constant = (changes[lookback - 1 :] == changes[: len(flat)]) & (column[: len(flat)] != 0)
-        if len(rows) >= lookback and constant.any():
-            flat |= constant
-            names.append(number)
-    return float(flat.mean()), names
-
-
 def _fill_cells(standardized: np.ndarray) -> np.ndarray:
     """Give each empty cell the last value before it, or 0, the mean of the training rows; (T, C)."""
     return pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy(dtype=np.float64)
@@ -472,8 +421,6 @@ def _series_contiguous(values: np.ndarray) -> torch.Tensor:
 
 
 _ROWS_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
-
-_MAX_FLAT_FRACTION = 0.01  # share of windows with a flat lookback that is worth a warning
 
 # Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
 _DEVICE_FRACTION, _DEVICE_BYTES = 1 / 16, 2**28

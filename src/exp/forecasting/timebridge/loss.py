@@ -8,7 +8,7 @@ from typing import Sequence
 import torch
 from torch import nn
 
-from exp.forecasting.masking import masked_difference, masked_mean
+from exp.forecasting.model import masked_difference, masked_mean
 from exp.hardware.compat import autocast_disabled
 
 __all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncross_quantiles"]
@@ -59,7 +59,7 @@ class TimeFrequencyLoss(nn.Module):
 
         ``observed`` (B, H, C) is 1 where there is a truth, else 0; None: 1 everywhere. The difference is 0 where there
         is no truth. Means are over each window's cells with a truth (in time) or its series with a truth (in
-        frequency), and then over windows (:func:`exp.forecasting.masking.masked_mean`).
+        frequency), and then over windows (:func:`exp.forecasting.model.masked_mean`).
         """
         with autocast_disabled(prediction.device.type):
             if observed is not None:

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError
+from exp.forecasting.model import Forecaster
 from exp.forecasting.timebridge import layers
 from exp.forecasting.timebridge.keys import TimeBridgeConfig
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncross_quantiles
 from exp.hardware.compat import autocast_disabled
-from exp.models.base import Model, best_prefix
+from exp.models.base import best_prefix
 
 __all__ = ["STD_EPS", "TimeBridge", "in_float32", "linear_head", "standardize_lookback"]
 
@@ -29,7 +30,7 @@ STD_EPS = 1e-5
 _MEDIAN = 0.5
 
 
-class TimeBridge(Model):
+class TimeBridge(Forecaster):
     """TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442); weights have the names of the authors' code.
 
     Each series is standardized over the lookback, cut into patches of one period and embedded. Integrated Attention
@@ -45,7 +46,6 @@ class TimeBridge(Model):
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
-    standardizes_lookback = True
 
     def __init__(self, **keys: Any) -> None:
         super().__init__()
@@ -56,12 +56,11 @@ class TimeBridge(Model):
         self.channels, self.quantiles = config.channels, config.quantiles
         self.unverifiable_keys = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
         self.uses_time_features = config.cointegrated_layers > 0
-        self.messages: list[str] = []
         if 0 < config.period < config.lookback and config.lookback % config.period:
-            self.messages.append(
+            self.messages = [
                 f"model.period={config.period} does not divide data.lookback={config.lookback}: as in the authors' "
                 f"code, {patches} patches have {config.lookback // patches} time steps each"
-            )
+            ]
 
         self.embedding = layers.PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
         stack: list[nn.Module] = [layers.IntegratedAttention(config) for _ in range(config.integrated_layers)]
@@ -72,7 +71,6 @@ class TimeBridge(Model):
         self.token_elements = patches_out * config.d_model
         self.decoder = linear_head(self.token_elements, config.horizon)
         self.loss = TimeFrequencyLoss(config.horizon, config.alpha)
-        self.distribution: str | None = None
         if config.quantiles is not None:
             self.distribution = "quantiles"
             self.quantile_decoder = linear_head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)
@@ -95,10 +93,9 @@ class TimeBridge(Model):
         x: torch.Tensor,
         marks: torch.Tensor,
         y: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
         observed: torch.Tensor | None = None,
-        future: torch.Tensor | None = None,
         mode: str = "tensor",
+        **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Forecast, or its loss.
 
@@ -106,18 +103,14 @@ class TimeBridge(Model):
             x: (B, L, C), the lookback.
             marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
             y: (B, H, C), the truth; only for the loss.
-            index: (B,), number of each window; not used.
             observed: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
-            future: (B, H, K), covariates and time features of the horizon; not used: the model uses covariates over the
-                lookback only, as further series.
-            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"distribution"`` where
-                ``distribution`` is set (:class:`exp.forecasting.intervals.PredictiveDistribution`).
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"distribution"`` if
+                ``distribution`` is set (:class:`exp.forecasting.model.Forecaster`).
 
         Returns:
             The terms of the loss by name, such as ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or the
             distribution, such as quantiles (B, H, C, Q).
         """
-        del index, future
         if mode in ("predict", "tensor"):
             return self._forecast(x, marks)
         if mode == "distribution" and self.distribution is not None:
