@@ -20,8 +20,8 @@ OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "max_steps=4"
 @pytest.fixture
 def oil(exp, page):
     """docs/tutorial/add-an-experiment.md, done to the letter."""
-    yaml = [f"my_conf/{group}.yaml" for group in ("data/oil", "model/mlp", "experiment/oil")]
-    page("add-an-experiment", python=["my_experiment.py"], yaml=yaml)
+    yaml = [f"my_conf/{group}.yaml" for group in ("experiment/my_net", "data/oil", "model/mlp", "experiment/oil")]
+    page("add-an-experiment", python=["my_net.py", "my_lightning.py", "my_hf.py", "my_experiment.py"], yaml=yaml)
     shutil.copy(str(ROOT / "data" / "ett" / "ETTh1.csv"), str(exp.folder))
 
     def run(*arguments, code=0):
@@ -41,6 +41,30 @@ def test_an_experiment_of_ones_own_is_trained_resumed_and_evaluated_on_any_numbe
     assert exp.result("tested")["metrics"] == pytest.approx(exp.result("one")["metrics"], rel=1e-6)
     assert list(exp.result("tested")["metrics"]) == ["error", "squared_error"]
     assert snapshot(exp.path("one")) == before
+
+
+def test_a_network_and_a_loss_of_ones_own_train_without_a_class_of_exps(oil, exp):
+    quick = ["backend=cpu", "data.lookback=96", "max_steps=2", "log_every=1", "plots=false"]
+    own = ["--config-dir", "my_conf", "experiment=my_net", *quick]
+    oil(*own, "output_dir=one")
+    oil(*own, "output_dir=two", "nproc=2", "data.horizon=192")
+    oil(*own, "model.loss={_target_:torch.nn.functional.l1_loss}", "output_dir=function")
+    two = "model.losses=[{_target_: torch.nn.L1Loss, weight: 0.7}, {_target_: my_net.worst_series, weight: 0.3}]"
+    oil(*own, "model.loss={}", two, "output_dir=both")
+    assert [exp.result(name)["warnings"] for name in ("one", "two", "function", "both")] == [[]] * 4
+
+
+@pytest.mark.extended
+def test_modules_in_the_manner_of_other_libraries_train(oil, exp):
+    quick = ["backend=cpu", "max_steps=2", "log_every=1", "plots=false"]
+    lightning = ["experiment=plain", "data=etth1", "model._target_=my_lightning.Forecaster", "data.lookback=96"]
+    oil("experiment=timebridge_small", "~model", "+model._target_=my_lightning.Forecaster", *lightning[3:], *quick)
+    oil(
+        "experiment=plain", "data=eurosat", "data.size=32", "model.module._target_=my_hf.TinyForImageClassification",
+        "model.inputs={pixel_values: image}", "model.output=logits", *quick,
+        "model.loss._target_=torch.nn.CrossEntropyLoss", "output_dir=hf",
+    )  # fmt: skip
+    assert exp.result("hf")["warnings"] == []
 
 
 @pytest.mark.extended

@@ -31,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 _TRUSTED_PACKAGES = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
+_FRAMEWORKS = {package.partition(".")[0] for package in _TRUSTED_PACKAGES}
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path
 _plugins: list[str] = []
 """The modules and packages of ``plugins``, in this process (:func:`trust_packages`)."""
@@ -201,13 +202,14 @@ def find_user_module(name: str) -> ModuleSpec | None:
     return spec
 
 
-def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
+def resolve(key: str, path: str, base: type | str | tuple[type, ...], functions: bool = False) -> Any:
     """Import the class that a configuration names, and check its interface. Does not call it.
 
     Args:
         key: the key of the name, for messages.
         path: ``package.module.Class``; not an attribute of a class or of another object.
         base: the interface of this key, or several; a dotted path where this package must not import the interface.
+        functions: also accept a function of ``torch.nn.functional``, or one that the user's own package defines.
 
     Raises:
         ConfigError: the module or the class does not exist, the user has not chosen its code, or the class does not
@@ -227,10 +229,24 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     if not hasattr(imported, name):
         raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(imported))}")
     cls = getattr(imported, name)
+    if functions and _is_user_function(path, cls):
+        return cls
     bases = [b if isinstance(b, str) else qualified_name(b) for b in (base if isinstance(base, tuple) else [base])]
     if not (inspect.isclass(cls) and {qualified_name(ancestor) for ancestor in cls.__mro__} & {*bases}):
-        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(bases)}")
+        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(bases)}{', nor a function' * functions}")
     return cls
+
+
+def _is_user_function(path: str, value: Any) -> bool:
+    """Whether a value is a function of ``torch.nn.functional``, or one that the package in its path defines itself.
+
+    What a package has imported is not meant: a configuration could name any function of Python by way of it.
+    """
+    package, _, name = path.rpartition(".")
+    if package == "torch.nn.functional":
+        return inspect.isroutine(value) and not name.startswith("_")
+    top = path.partition(".")[0]
+    return inspect.isfunction(value) and top not in _FRAMEWORKS and value.__module__.partition(".")[0] == top
 
 
 def _no_module(key: str, path: str, name: str) -> ConfigError:

@@ -19,8 +19,8 @@ from torch import nn
 
 from exp.data.fingerprint import shortened
 from exp.distributed import rng_state, seed_everything, set_rng_state
-from exp.engine.wrapper import is_sharded, unwrapped
-from exp.errors import first_line, qualified_name
+from exp.engine.wrapper import class_name, is_sharded, unwrapped
+from exp.errors import first_line
 from exp.models.dropout import uses_global_rng
 from exp.runs.heartbeat import Stage, report_stage
 
@@ -134,7 +134,7 @@ class _Comparison:
                 "divide by the number of samples, or declare it with loss_is_mean = False"
             )
         return (
-            f"the loss of {qualified_name(self.model)} depends on how a batch is split, so it differs with nproc and "
+            f"the loss of {class_name(self.model)} depends on how a batch is split, so it differs with nproc and "
             f"accumulate (a batch of {self.used}, whole and as two micro-batches: by {differs:.2g} of its value or "
             f"gradients): {'; and '.join(causes)}"
         )

@@ -15,7 +15,7 @@ import torch
 
 from exp.data.loader import tensors_of, to_device
 from exp.engine.fsdp import unsharded
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import class_name, unwrapped
 from exp.errors import (
     EXPERIMENT_PAGE,
     ConfigError,
@@ -23,7 +23,6 @@ from exp.errors import (
     error_message,
     format_user_error,
     is_about_shapes,
-    qualified_name,
     raised_by_user_code,
 )
 from exp.runs.heartbeat import Stage, report_stage
@@ -231,7 +230,7 @@ class EvalLoop:
                 raise
             # Python's text, as for a wrong call, which does not say who calls, and with what.
             raise ConfigError(
-                f"model: {error}; {qualified_name(self.model)}.forward is called with mode ('loss', 'predict' or "
+                f"model: {error}; {class_name(self.model)}.forward is called with mode ('loss', 'predict' or "
                 f"'tensor') and the keys of the batch, {', '.join(batch)}: declare mode='tensor' and the keys that it "
                 f"needs, and accept the others as **_; see {EXPERIMENT_PAGE}"
             ) from error
@@ -252,7 +251,7 @@ class EvalLoop:
             mismatch = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause.splitlines()[0]}"
         if mismatch is not None:
             raise ConfigError(
-                f"model: {qualified_name(self.model)}.forward(..., mode='predict') {mismatch}; see {EXPERIMENT_PAGE}"
+                f"model: {class_name(self.model)}.forward(..., mode='predict') {mismatch}; see {EXPERIMENT_PAGE}"
             )
 
     def _refuse_nan(self) -> None:

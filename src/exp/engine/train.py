@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import is_exp_class
 from exp.console import format_bytes
-from exp.data.loader import device_loader, eval_loader, eval_loader_for_rank
+from exp.data.loader import device_loader, eval_loader, eval_loader_for_rank, to_device
 from exp.data.sampler import TrainBatchSampler
 from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
@@ -23,10 +23,11 @@ from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.result import draw_pictures, make_result, training_pictures
 from exp.engine.schedules import vanished_rate
 from exp.engine.trainer import Trainer
-from exp.engine.wrapper import awaited_parameters, is_sharded, place_and_wrap, unwrapped
+from exp.engine.wrapper import awaited_parameters, forward, is_sharded, place_and_wrap, unwrapped
 from exp.errors import ConfigError, DataError, RunError, is_out_of_memory, user_code_errors
-from exp.models.base import has_user_loss, parameter_counts
+from exp.models.base import has_user_loss, has_user_part, parameter_counts
 from exp.models.dropout import DropoutStream
+from exp.models.plain import PlainModel
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -180,12 +181,12 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
 def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     """Sanity check: evaluate one validation batch before training, so that errors in the user's code come at once.
 
-    Skipped if data, model and metrics are exp's own. All ranks use the same samples, because a forward pass of a
-    sharded model is a collective.
+    Skipped if data, model and metrics are exp's own. The losses of a plain module are computed, too. All ranks use the
+    same samples, because a forward pass of a sharded model is a collective.
     """
     model, loop = unwrapped(trainer.model), trainer.val_loop
     assert loop is not None
-    if all(map(is_exp_class, (data, model, *loop.evaluator.metrics))):
+    if all(map(is_exp_class, (data, model, *loop.evaluator.metrics))) and not has_user_part(model):
         return
     dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))
@@ -193,6 +194,9 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     with user_code_errors("data", data):
         # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
         (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
+    if isinstance(model, PlainModel):
+        with torch.no_grad(), session.backend.autocast(session.config.precision):
+            forward(model.eval(), to_device(batch, session.device), "loss")
     loop.evaluator.reset()
     EvalLoop(session, model.eval(), loop.dataloader, loop.evaluator, "val").run_iter(0, batch)
     with contextlib.suppress(DataError):  # these few samples may have no value of a metric

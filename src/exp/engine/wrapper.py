@@ -17,6 +17,7 @@ from exp.config.schema import DDP_KEYS
 from exp.data.fingerprint import shortened
 from exp.distributed import AveragingDataParallel
 from exp.errors import ConfigError, PlacementError, qualified_name
+from exp.models.plain import PlainModel
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -153,6 +154,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside a wrapper; a model that is not wrapped is returned unchanged."""
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def class_name(model: nn.Module) -> str:
+    """The class of a model in messages: that of the user's module in a :class:`exp.models.plain.PlainModel`."""
+    return qualified_name(model.network if isinstance(model, PlainModel) else model)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -38,6 +38,8 @@ def has_user_part(model: nn.Module) -> bool:
     Args:
         model: the model, not wrapped.
     """
+    if getattr(model, "is_of_user_parts", False):
+        return True
     parts = (part for module in model.modules() for part in _parts(module))
     return any(qualified_name(part).partition(".")[0] not in _KNOWN for part in parts)
 

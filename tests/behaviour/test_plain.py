@@ -1,0 +1,164 @@
+"""``model=plain``: a torch module of anybody's and a loss train, without a class or a file of exp's in their code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.behaviour.conftest import first_line, losses, ran
+
+NET = """
+import torch
+from torch import nn
+
+
+class DLinear(nn.Module):
+    def __init__(self, horizon, lookback=96, window=25):
+        super().__init__()
+        self.average = nn.AvgPool1d(window, 1, window // 2, count_include_pad=False)
+        self.trend, self.rest = nn.Linear(lookback, horizon), nn.Linear(lookback, horizon)
+
+    def forward(self, x):
+        x = x.transpose(1, 2)
+        trend = self.average(x)
+        return (self.trend(trend) + self.rest(x - trend)).transpose(1, 2)
+
+
+def worst_series(output, target, power=1.0):
+    return ((output - target).abs() ** power).mean(dim=1).amax(dim=1).mean()
+
+
+class Masked(nn.Module):
+    def forward(self, output, target):
+        seen = target > 0
+        return ((output - target) * seen).square().sum() / seen.sum()
+"""
+DATA = [
+    "data=etth1", "model=plain", "plugins=[my_net]", "backend=cpu", "data.lookback=96", "global_batch_size=32",
+    "max_epochs=1", "max_steps=4", "log_every=1", "plots=false",
+]  # fmt: skip
+PLAIN = [*DATA, "model.module._target_=my_net.DLinear", "+model.module.horizon=96"]
+L1 = "model.loss._target_=torch.nn.L1Loss"
+
+
+@pytest.fixture
+def net(exp):
+    (exp.folder / "my_net.py").write_text(NET)
+    return exp
+
+
+def test_a_module_and_a_loss_train_alike_on_one_rank_and_two_and_are_evaluated_and_predicted(net):
+    ran(net, *PLAIN, L1, "output_dir=one")
+    ran(net, *PLAIN, L1, "output_dir=two", "nproc=2")
+    assert losses(net.path("two")) == pytest.approx(losses(net.path("one")), rel=1e-4)
+    assert net.result("one")["warnings"] == []
+    ran(net, "task=eval", "plugins=[my_net]", "init_from=one", "output_dir=tested")
+    assert net.result("tested")["metrics"]["mse"] == pytest.approx(net.result("one")["metrics"]["mse"], rel=1e-6)
+    assert first_line(net("task=eval", "init_from=one", "output_dir=not")).count("plugins=[my_net]") == 1
+    ran(net, "task=predict", "plugins=[my_net]", "init_from=one", "output_dir=said")
+    assert net.result("said")["files"]
+
+
+def test_its_own_weights_are_read_as_torch_has_saved_them(net):
+    torch = pytest.importorskip("torch")
+    ran(net, *PLAIN, L1, "output_dir=one")
+    (file,) = net.path("one/checkpoints").glob("best*.pth")
+    state = torch.load(str(file), map_location="cpu", **({"weights_only": False} if torch.__version__ > "1.13" else {}))
+    own = {key.replace("network.", ""): value for key, value in state["state_dict"].items()}
+    assert sorted(own) == ["rest.bias", "rest.weight", "trend.bias", "trend.weight"]
+    torch.save(own, str(net.path("own.pth")))
+    ran(net, *PLAIN, L1, "init_from=own.pth", "output_dir=further")
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.loss._target_=torch.nn.functional.smooth_l1_loss", "+model.loss.beta=0.5"],
+        ["model.loss._target_=my_net.worst_series", "+model.loss.power=2.0"],
+        [
+            "model.losses=[{_target_: torch.nn.L1Loss, weight: 0.7}, {_target_: my_net.worst_series, weight: 0.3}]",
+            "model.inputs=[x]", "model.target=y",
+        ],
+        [L1, "model.inputs={x: x}"],
+    ],
+    ids=["function", "own function", "two by weight", "by name"],
+)  # fmt: skip
+def test_losses_and_inputs_are_chosen_on_the_command_line(net, words):
+    ran(net, *PLAIN, *words, "output_dir=run")
+    assert net.result("run")["steps"] == 4
+
+
+def test_the_sum_of_losses_is_by_weight(net):
+    words = "model.losses=[{_target_: torch.nn.L1Loss, weight: 0.7}, {_target_: torch.nn.MSELoss, weight: 0.3}]"
+    ran(net, *PLAIN, words, "output_dir=both", "max_steps=1")
+    ran(net, *PLAIN, L1, "output_dir=first", "max_steps=1")
+    ran(net, *PLAIN, "model.loss._target_=torch.nn.MSELoss", "output_dir=second", "max_steps=1")
+    both, first, second = (losses(net.path(name))[1] for name in ("both", "first", "second"))
+    assert both == pytest.approx(0.7 * first + 0.3 * second, rel=1e-5)
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["model.module.horizon=48", L1], ("torch.nn.modules.loss.L1Loss", "my_net.DLinear", "(128, 96, 7)", "(128, 48")),
+        (["model.loss._target_=os.path.join"], ("model.loss._target_", "plugins")),
+        ([L1, "+model.module.horizont=1"], ("model.module.horizont", "'model.module.horizon'")),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_in_one_line_before_the_first_step(net, words, named):
+    done = net(*PLAIN, *words, "output_dir=run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = first_line(done)
+    assert [text for text in named if text not in line] == [], line
+    assert not net.path("run/checkpoints").exists()
+
+
+def test_a_loss_that_is_no_mean_over_samples_is_told(net):
+    ran(net, *PLAIN, "model.loss._target_=my_net.Masked", "output_dir=run")
+    (warning,) = net.result("run")["warnings"]
+    assert "my_net.DLinear" in warning
+    assert "a mean over a number that varies" in warning
+    ran(net, *PLAIN, L1, "+model.loss.reduction=sum", "output_dir=sum", "max_steps=1")
+    assert len(net.result("sum")["warnings"]) == 1
+
+
+IMAGES = """
+import torch
+from torch import nn
+
+
+class Pixels(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, num_classes, 3, padding=1))
+
+    def forward(self, image):
+        return {"logits": self.layers(image), "aux": None}
+"""
+
+
+@pytest.mark.legacy
+def test_images_with_classes_of_the_data(exp):
+    (exp.folder / "my_net.py").write_text(IMAGES)
+    words = [
+        "experiment=plain", "data=dubai", "plugins=[my_net]", "backend=cpu", "data.size=64", "plots=false",
+        "global_batch_size=4", "max_steps=2", "val_every=2", "log_every=1", "debug.eval_batches=1",
+        "data.num_workers=0", "model.module._target_=my_net.Pixels", "model.output=logits",
+        "model.predict=argmax",
+    ]  # fmt: skip
+    ran(exp, *words, "model.loss._target_=torch.nn.CrossEntropyLoss", "output_dir=run")
+    assert "miou" in json.dumps(exp.result("run")["metrics"]).lower()
+    line = first_line(exp(*words, "model.output=out", "model.loss._target_=torch.nn.CrossEntropyLoss"))
+    assert [text for text in ("model.output=out", "my_net.Pixels", "logits") if text not in line] == []
+
+
+@pytest.mark.extended
+def test_parity_operators_and_estimate_work_with_it(net):
+    ran(net, *PLAIN, L1, "task=parity", "reference=cpu", "steps=2", "output_dir=parity")
+    ran(net, *PLAIN, L1, "task=estimate", "output_dir=estimate")
+    assert net.result("estimate")["estimate"]["parameters"] == 2 * (96 * 96 + 96)
+    cards = [word for word in PLAIN if word != "backend=cpu"]
+    ran(net, *cards, L1, "task=operators", "backend=gcu", "backend.simulate=true", "output_dir=operators")
