@@ -57,8 +57,9 @@ def test_a_network_and_a_loss_of_ones_own_train_without_a_class_of_exps(oil, exp
 @pytest.mark.extended
 def test_modules_in_the_manner_of_other_libraries_train(oil, exp):
     quick = ["backend=cpu", "max_steps=2", "log_every=1", "plots=false"]
-    lightning = ["experiment=plain", "data=etth1", "model._target_=my_lightning.Forecaster", "data.lookback=96"]
-    oil("experiment=timebridge_small", "~model", "+model._target_=my_lightning.Forecaster", *lightning[3:], *quick)
+    lightning = ["experiment=plain", "data=etth1", "data.lookback=96", "model=own"]
+    oil(*lightning, "model._target_=my_lightning.Forecaster", *quick, "output_dir=lightning")
+    assert exp.result("lightning")["warnings"] == []
     oil(
         "experiment=plain", "data=eurosat", "data.size=32", "model.module._target_=my_hf.TinyForImageClassification",
         "model.inputs={pixel_values: image}", "model.output=logits", *quick,

@@ -103,7 +103,7 @@ def test_the_sum_of_losses_is_by_weight(net):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["model.module.horizon=48", L1], ("torch.nn.modules.loss.L1Loss", "my_net.DLinear", "(128, 96, 7)", "(128, 48")),
+        (["model.module.horizon=48", L1], ("L1Loss", "my_net.DLinear", "(128, 96, 7)", "(128, 48, 7)")),
         (["model.loss._target_=os.path.join"], ("model.loss._target_", "plugins")),
         ([L1, "+model.module.horizont=1"], ("model.module.horizont", "'model.module.horizon'")),
     ],

@@ -279,7 +279,7 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
         config: has ``_target_`` and arguments.
         base: the interface of this key, or several; other classes are refused.
         key: the key of ``config``, for messages.
-        **arguments: further arguments of the constructor.
+        **arguments: further arguments of the constructor; those that it does not take are left out.
 
     Raises:
         ConfigError: the class does not exist, the user has not chosen its code, it does not inherit ``base``, lacks
@@ -301,7 +301,7 @@ def instantiate(cls: Any, key: str, content: Mapping[str, Any], arguments: Mappi
             them itself.
         key: the key of the class, for messages.
         content: arguments in the configuration, with interpolations resolved.
-        arguments: further arguments.
+        arguments: further arguments; those that the constructor does not take are left out.
 
     Raises:
         ConfigError: see :func:`create`.
@@ -310,9 +310,10 @@ def instantiate(cls: Any, key: str, content: Mapping[str, Any], arguments: Mappi
     check_arguments(key, cls, content, dict.fromkeys(arguments or (), "exp sets it"))
     raw = {name: content[name] for name in getattr(cls, "raw_arguments", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in raw}
-    made = _arguments(others, key, may_use_registry=not is_exp_class(cls))
+    made, taken = _arguments(others, key, may_use_registry=not is_exp_class(cls)), _parameters(cls)
+    further = {name: value for name, value in (arguments or {}).items() if taken is None or name in taken}
     with user_code_errors(key, cls):
-        return cls(**made, **raw, **(arguments or {}))
+        return cls(**made, **raw, **further)
 
 
 def check_arguments(key: str, cls: type, names: Iterable[str], reserved: Mapping[str, str] | None = None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 import torch
+from mmengine.structures import BaseDataElement
 
 from exp.data.base import Prediction
 from exp.data.extensions import RankedSample
@@ -134,7 +135,8 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
         batch: a batch of the data, on any device.
 
     Returns:
-        The predictions that the metrics take, a tensor on the CPU.
+        The predictions that the metrics take, a tensor on the CPU; of MMEngine's data elements the first member whose
+        name begins with ``pred``.
 
     Raises:
         ConfigError: the model does not return one tensor.
@@ -142,12 +144,23 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
     model = unwrapped(model).eval()
     with torch.no_grad(), session.backend.autocast(session.config.precision):
         outputs = model.test_step(to_device(batch, session.device))
+    if isinstance(outputs, (list, tuple)) and outputs and all(isinstance(each, BaseDataElement) for each in outputs):
+        outputs = _of_data_elements(outputs)
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
             f"model: {qualified_name(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each "
             f"sample; override predict in the class of the data, see {EXPERIMENT_PAGE}"
         )
     return outputs.detach().cpu()
+
+
+def _of_data_elements(outputs: Sequence[BaseDataElement]) -> torch.Tensor | None:
+    """The predictions in MMEngine's data elements, one row for each; None: they have none, or of other shapes."""
+    name = next((key for key in outputs[0].keys() if key.startswith("pred")), None)  # noqa: SIM118 - no dict
+    values = [] if name is None else [getattr(each, name, None) for each in outputs]
+    data = [value if isinstance(value, torch.Tensor) else getattr(value, "data", None) for value in values]
+    rows = [row for row in data if isinstance(row, torch.Tensor)]
+    return torch.stack(rows) if len(rows) == len(outputs) and len({row.shape for row in rows}) == 1 else None
 
 
 def predict_split(session: Session, data: Data, model: Any) -> Prediction:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ContextManager, Mapping, NamedTuple
 
 import torch
 from mmengine.model import BaseModel
+from mmengine.structures import BaseDataElement
 from torch import nn
 
 from exp.config.resolve import create, resolve
@@ -280,7 +281,8 @@ def as_batch(sample: Any, size: int) -> Any:
     """A batch of ``size`` samples on the meta device.
 
     Args:
-        sample: a batch of one: tensors (1, ...), also nested in dicts, lists and tuples.
+        sample: a batch of one: tensors (1, ...), also nested in dicts, lists and tuples. With MMEngine's data elements,
+            which its ``pseudo_collate`` puts into lists, each list has one entry per sample.
         size: number of samples.
 
     Returns:
@@ -290,4 +292,20 @@ def as_batch(sample: Any, size: int) -> Any:
     def expand(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor.to("meta").expand(size, *tensor.shape[1:])) if tensor.dim() else tensor
 
-    return map_tensors(expand, sample)
+    def of_element(value: Any) -> Any:
+        """A sample's own tensors or data element, which have no axis of samples."""
+        return value.to("meta") if isinstance(value, BaseDataElement) else map_tensors(like, value)
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="meta")
+
+    is_list_of_samples = isinstance(sample, dict) and any(
+        isinstance(value, list) and any(isinstance(item, BaseDataElement) for item in value)
+        for value in sample.values()
+    )
+    if not is_list_of_samples:
+        return map_tensors(expand, sample)
+    return {
+        key: [of_element(value[0]) for _ in range(size)] if isinstance(value, list) else map_tensors(expand, value)
+        for key, value in sample.items()
+    }

@@ -75,7 +75,9 @@ class PlainModel(Model):
         self._has_run = False  # errors of the first call are due to shapes or types, and are told with them
         if bool(loss) == bool(losses):
             raise ConfigError("model.loss._target_ or model.losses must be set, and not both", key="model.loss")
-        entries = {f"model.losses[{number}]": entry for number, entry in enumerate(losses)} or {"model.loss": loss}
+        entries = {f"model.losses[{number}]": entry for number, entry in enumerate(losses)}
+        if loss:
+            entries["model.loss"] = loss
         self.weights = [_weight(entry) for entry in entries.values()]
         self.losses = nn.ModuleList(
             _make(key, _without_weight(entry), data_arguments, functions=True) for key, entry in entries.items()
@@ -245,20 +247,20 @@ def _make(key: str, entry: Any, data_arguments: Mapping[str, Any], functions: bo
     if path is None:
         raise ConfigError(f"{key} has no _target_", "give the path of a class, such as my_package.Net", key=key)
     cls = resolve(f"{key}._target_", str(path), nn.Module, functions)
-    try:
-        names = inspect.signature(cls).parameters
-    except ValueError:  # written in C
-        names = {}
-    known = {name: value for name, value in data_arguments.items() if name in names and name not in content}
-    if functions:  # of classes: torch takes them as a tensor
+    known = {name: value for name, value in data_arguments.items() if name not in content}
+    if functions:  # the weights of classes: torch takes a tensor
         content = {name: torch.tensor(value) if _is_row(value) else value for name, value in content.items()}
     if inspect.isclass(cls):
         module: nn.Module = instantiate(cls, key, content, known)
         return module
-    unknown = [name for name in content if names and name not in names]
+    try:
+        names = [*inspect.signature(cls).parameters]
+    except ValueError:  # written in C
+        return _Function(cls, content)
+    unknown = [name for name in content if name not in names]
     if unknown:
         raise ConfigError(f"{key}.{unknown[0]}: {path} has no such argument{nearest(unknown[0], names)}", key=key)
-    return _Function(cls, {**content, **known})
+    return _Function(cls, {**content, **{name: value for name, value in known.items() if name in names}})
 
 
 def _is_row(value: Any) -> bool:
