@@ -170,9 +170,10 @@ FOREIGN_ATTRIBUTES = {
     "torch": {
         "Stream", "TorchDispatchMode", "TorchFunctionMode", "_schema", "amp", "conv", "full_tensor", "gcnArchName",
         "get_backend_config", "inner_exception", "is_backend_available", "is_mutable", "set_device_index",
-        "set_float32_matmul_precision", "static_graph", "to_local", "unshard",
+        "set_float32_matmul_precision", "static_graph", "to_local", "unshard", "variable",
     },
     "mmengine": {"data_preprocessor", "init_cfg", "need_val_args", "profiler"},
+    "timm": {"output_fmt"},
     "omegaconf, yaml, requests": {"CSafeLoader", "full_key", "parent_node", "response", "status_code"},
 }  # fmt: skip
 
@@ -334,6 +335,7 @@ FOREIGN_KEYS = {
     "devices": {"cpu"},
     "files of weights": {"q", "license_name", "weight_map", "rope_parameters", "pretrained_cfg"},
     "images": {"conversations", "image_path", "scale_factor"},
+    "timm": {"fixed_input_size", "img_size", "input_size"},
 }
 
 

@@ -7,14 +7,14 @@ import torch
 
 from exp.data.sampler import TrainBatchSampler
 from exp.errors import ConfigError
-from exp.models.dropout import Dropout, Dropout2d, DropoutStream, sample_mask
+from exp.models.dropout import Dropout, Dropout2d, DropoutStream, DropPath, sample_mask
 from tests.conftest import TINY
 
 
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c = Dropout(0.3), Dropout(0.3), Dropout2d(0.5)
+        self.a, self.b, self.c, self.d = Dropout(0.3), Dropout(0.3), Dropout2d(0.5), DropPath(0.5)
 
 
 def _masks(world_size=1, accumulate=1, step=3, seed=5):
@@ -28,7 +28,8 @@ def _masks(world_size=1, accumulate=1, step=3, seed=5):
             stream.begin(step, micro)
             ones = torch.ones(size * 2, 3, 50)
             picture = net.c(torch.ones(size, 150, 2, 2)).view(size * 2, 3, 100)
-            parts.append(torch.cat([net.a(ones), net.b(ones), net.b(ones, slot=1), picture], dim=-1))
+            paths = [net.d(ones, slot) for slot in (0, 1)]
+            parts.append(torch.cat([net.a(ones), net.b(ones), net.b(ones, slot=1), picture, *paths], dim=-1))
             stream.end()
     return torch.cat(parts)
 
@@ -37,6 +38,9 @@ def test_every_layer_slot_sample_step_and_seed_has_a_mask_of_its_own_at_any_numb
     whole = _masks()
     for world_size, accumulate in ((2, 1), (1, 2), (2, 4), (8, 1)):
         assert torch.equal(_masks(world_size, accumulate), whole)
+    paths = whole[..., -100:].reshape(32, 3, 2, 50).transpose(1, 2).flatten(2)  # of each row and slot
+    assert paths.eq(paths[:, :, :1]).all()
+    assert len(paths[:, :, 0].unique(dim=0)) == 4
     masks = [*whole[:, :, :150].split(50, dim=-1), _masks(step=4)[..., :50], _masks(seed=6)[..., :50]]
     masks += [masks[0].roll(2, 0), masks[0].roll(1, 0), masks[0].roll(1, 2)]
     correlation = torch.corrcoef(torch.stack([mask.flatten() for mask in masks]).gt(0).double())

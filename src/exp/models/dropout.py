@@ -27,7 +27,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.data.sampler import TrainBatchSampler
 
-__all__ = ["Dropout", "Dropout2d", "DropoutStream", "per_sample_active", "sample_mask", "uses_global_rng"]
+__all__ = ["DropPath", "Dropout", "Dropout2d", "DropoutStream", "per_sample_active", "sample_mask", "uses_global_rng"]
 
 
 class DropoutStream:
@@ -193,3 +193,22 @@ class Dropout2d(nn.Dropout2d):
         if not self.training or self.p == 0.0 or not per_sample_active(self):
             return super().forward(x)
         return x * sample_mask(self, x[:, :, :1, :1], self.p)
+
+
+class DropPath(nn.Module):
+    """A sample skips a residual branch with probability ``p`` in training (Huang et al., arXiv 1603.09382)."""
+
+    dropout_stream: DropoutStream | None = None
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
+        """Args: branch: (B, ...), what is added to the residual; slot: see :func:`sample_mask`."""
+        if not self.training or self.p == 0.0:
+            return branch
+        if per_sample_active(self):
+            return branch * sample_mask(self, branch, self.p, slot, per_sample=True)
+        keep, shape = 1.0 - self.p, (branch.shape[0], *[1] * (branch.dim() - 1))
+        return branch * (torch.empty(shape, device=branch.device, dtype=branch.dtype).bernoulli_(keep) / keep)
