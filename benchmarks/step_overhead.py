@@ -28,7 +28,7 @@ from positions import Positions
 from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import ExpConfig
-from exp.data.loader import train_loader
+from exp.data.loader import make_loader
 from exp.distributed import Distributed
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
@@ -167,7 +167,7 @@ def main() -> None:
     loader: DataLoader[Any] = DataLoader(
         Samples(arguments.steps), batch_size=None, sampler=Positions(arguments.steps, BATCH)
     )
-    own_loader = train_loader(loader.dataset, Positions(arguments.steps, BATCH), 0, 0)
+    own_loader = make_loader(loader.dataset, Positions(arguments.steps, BATCH), 0, 0)
     times: dict[str, list[float]] = {"by hand": [], "exp": [], "MMEngine Runner": []}
     with tempfile.TemporaryDirectory() as folder:
         RunFolder(folder).create()

@@ -19,8 +19,7 @@ import torch
 from reference_timebridge import PlainTimeBridge, plain_loss
 from torch.utils.data import DataLoader, Dataset
 
-from exp.data.loader import train_loader
-from exp.data.sampler import TrainBatchSampler
+from exp.data.loader import TrainBatchSampler, make_loader
 from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.timebridge.model import TimeBridge
 
@@ -46,7 +45,7 @@ def ours(data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, t
     model = TimeBridge(channels=CHANNELS, lookback=LOOKBACK, horizon=HORIZON, alpha=ALPHA)
     model.load_state_dict(weights)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    for batch in train_loader(data.train, sampler, num_workers=0, seed=0):
+    for batch in make_loader(data.train, sampler, num_workers=0, seed=0):
         loss = model(**batch, mode="loss")["loss"]
         loss.backward()
         optimizer.step()

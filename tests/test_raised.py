@@ -15,8 +15,7 @@ from mmengine.hooks import Hook
 from torch import nn
 
 from exp.data.base import Data, split_of
-from exp.data.loader import eval_loader
-from exp.data.sampler import EvalBatchSampler
+from exp.data.loader import EvalBatchSampler, make_loader
 from exp.errors import (
     ConfigError,
     Preempted,
@@ -113,7 +112,7 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
     ):
         dataset = split_of(Photos(Samples(fault)), "test", 0)
         with pytest.raises(SampleError) as info:
-            list(eval_loader(dataset, EvalBatchSampler(12, 4), workers))
+            list(make_loader(dataset, EvalBatchSampler(12, 4), workers))
         assert re.fullmatch(said, error_message(info.value)), error_message(info.value)
 
 

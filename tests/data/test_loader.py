@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from exp.data.loader import eval_loader, tensors_of, to_device, train_loader
-from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.data.loader import EvalBatchSampler, TrainBatchSampler, make_loader, tensors_of, to_device
 from exp.forecasting.data.dataset import WindowDataset
 
 
@@ -24,9 +23,9 @@ def assert_equal_batches(these, those):
 
 
 def test_workers_change_nothing(dataset):
-    loaders = [train_loader(dataset, TrainBatchSampler(51, 4, 1, 2, seed=3), workers, 3) for workers in (0, 2)]
+    loaders = [make_loader(dataset, TrainBatchSampler(51, 4, 1, 2, seed=3), workers, 3) for workers in (0, 2)]
     assert_equal_batches(*loaders)
-    loaders = [eval_loader(dataset, EvalBatchSampler(51, 8, 0, 2), workers) for workers in (0, 2)]
+    loaders = [make_loader(dataset, EvalBatchSampler(51, 8, 0, 2), workers) for workers in (0, 2)]
     assert_equal_batches(*loaders)
 
 

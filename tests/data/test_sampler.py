@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.data.sampler import EvalBatchSampler, TrainBatchSampler, preserved_generators, seed_sample
+from exp.data.loader import EvalBatchSampler, TrainBatchSampler, preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 
 

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import ExpConfig
-from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.data.loader import EvalBatchSampler, TrainBatchSampler
 from exp.distributed import Distributed
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper

@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 
-from exp.data.sampler import TrainBatchSampler
+from exp.data.loader import TrainBatchSampler
 from exp.engine.checkpoint.reader import nonfinite_tensors, read_checkpoint
 from exp.engine.hooks import LossMeter
 from exp.engine.preemption import PreemptionHook

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from exp.data.base import Data, split_of
-from exp.data.loader import eval_loader_for_rank
-from exp.engine.build import build_data, build_evaluator, build_model
+from exp.data.base import Data
+from exp.engine.build import build_data, build_evaluator, build_model, eval_split
 from exp.engine.loops import EvalLoop
 from exp.engine.train import _check_one_batch
 from exp.errors import ConfigError
@@ -45,7 +44,7 @@ OWN = {"data": {"_target_": f"{__name__}.Numbers"}, "model": {"_target_": f"{__n
 
 def check(session, data, model):
     """What a training does before its first step."""
-    loader = eval_loader_for_rank(split_of(data, "val", 0), data, session)
+    loader = eval_split(session, data, "val")
     loop = EvalLoop(session, model, loader, build_evaluator(session, data), "val")
     _check_one_batch(session, data, SimpleNamespace(model=model, val_loop=loop))
 

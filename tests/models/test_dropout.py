@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp.data.sampler import TrainBatchSampler
+from exp.data.loader import TrainBatchSampler
 from exp.errors import ConfigError
 from exp.models.dropout import Dropout, Dropout2d, DropoutStream, DropPath, sample_mask
 from tests.conftest import TINY

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from exp.data.sampler import preserved_generators, seed_sample
+from exp.data.loader import preserved_generators, seed_sample
 from exp.errors import (
     EXPERIMENT_PAGE,
     ConfigError,

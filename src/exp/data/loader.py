@@ -1,30 +1,168 @@
-"""Data loaders over data sets that are indexed by a whole batch, and asynchronous copies of batches to the device."""
+"""Batches: samplers assign samples to batches and ranks, loaders load them, and copy them to the device meanwhile.
+
+Both samplers yield index tensors, one per batch, for data sets that are indexed by a whole batch. The random numbers of
+a sample depend on (seed, epoch, sample) alone, not on the process or the time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import random
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
-from exp.data.sampler import EvalBatchSampler
+from exp.errors import ConfigError, DataError
 from exp.hardware.compat import pin_memory_kwargs
 from exp.runs.scratch import ensure_socket_folder
 from exp.runs.signals import PREEMPT_SIGNAL, block_signals
 
 if TYPE_CHECKING:
-    from exp.data.base import Data
     from exp.session import Session
 
 __all__ = [
-    "DeviceLoader", "device_loader", "eval_loader", "eval_loader_for_rank", "map_tensors", "tensors_of", "to_device",
-    "train_loader",
+    "DeviceLoader", "EvalBatchSampler", "TrainBatchSampler", "device_loader", "make_loader", "map_tensors",
+     "preserved_generators", "seed_sample", "tensors_of", "to_device",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
+
+
+class TrainBatchSampler:
+    """Shuffled micro-batches of one rank; the samples of an optimizer step do not depend on the world size.
+
+    Every epoch has one permutation of all samples, drawn from (seed, epoch) and equal on all ranks. Each optimizer step
+    takes the next :attr:`global_batch_size` samples of it. They are divided into ``accumulate`` parts, and each part
+    into one micro-batch per rank. The last, incomplete global batch is dropped.
+
+    Only :meth:`advance` and :meth:`set_position` change the position. Iterating does not, because loader processes read
+    ahead.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples per rank and micro-batch.
+        rank: of this process.
+        world_size: number of ranks.
+        accumulate: micro-batches per optimizer step.
+        seed: of the shuffling.
+        with_epoch: yield sample and epoch, (batch_size, 2), for data whose augmentation differs in each epoch.
+
+    Raises:
+        DataError: there are fewer samples than one global batch.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
+        seed: int = 0,
+        with_epoch: bool = False,
+    ) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.accumulate = accumulate
+        self.seed = seed
+        self.with_epoch = with_epoch
+        self.epoch = 0
+        self.samples = 0
+        """Samples consumed in this epoch, over all ranks."""
+        if num_samples < self.global_batch_size:
+            raise DataError(
+                f"the training split has {num_samples} samples, fewer than one global batch of "
+                f"{self.global_batch_size} (batch_size {batch_size} x {world_size} ranks x accumulate {accumulate}); "
+                f"set global_batch_size to at most {num_samples}"
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step, over all ranks."""
+        return self.batch_size * self.world_size * self.accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps per epoch."""
+        return self.num_samples // self.global_batch_size
+
+    @property
+    def left_out(self) -> int:
+        """Number of samples that an epoch drops; other samples in each epoch."""
+        return self.num_samples - self.steps_per_epoch * self.global_batch_size
+
+    def __len__(self) -> int:
+        """Optimizer steps of a whole epoch, whatever the position; hooks compare ``batch_idx`` with it."""
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Micro-batches, int64 (batch_size,) or (batch_size, 2), from the position to the end of the epoch."""
+        # Mixed by SeedSequence, so that epoch 1 of seed 0 differs from epoch 0 of seed 1.
+        mixed = np.random.SeedSequence((self.seed % 2**64, self.epoch)).generate_state(1, np.uint64)[0]
+        samples = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(int(mixed)))
+        if self.with_epoch:
+            samples = torch.stack([samples, torch.full_like(samples, self.epoch)], dim=1)
+        size, end = self.batch_size, self.steps_per_epoch * self.global_batch_size
+        begins = range(self.samples + self.rank * size, end, self.world_size * size)
+        # Not a generator itself, so that the position of this call counts, not that of the first next(). Copies, since
+        # sending a view to a loader process would copy the whole permutation.
+        return (samples[begin : begin + size].clone() for begin in begins)
+
+    def advance(self) -> None:
+        """Move the position by one optimizer step."""
+        self.set_position(self.epoch, self.samples + self.global_batch_size)
+
+    def set_position(self, epoch: int, samples: int) -> None:
+        """Set the position; takes effect with the next ``iter()``.
+
+        Args:
+            epoch: from 0.
+            samples: samples consumed in that epoch, over all ranks; a multiple of the global batch size.
+
+        Raises:
+            ConfigError: there is no such position: it was saved with another global batch size or data set.
+        """
+        step, rest = divmod(samples, self.global_batch_size)
+        if epoch < 0 or rest != 0 or not 0 <= step <= self.steps_per_epoch:
+            raise ConfigError(
+                f"cannot continue at epoch {epoch} after {samples} of {self.num_samples} samples with "
+                f"global_batch_size={self.global_batch_size}; resume with the data and global_batch_size of that run"
+            )
+        self.epoch, self.samples = epoch, samples
+
+
+class EvalBatchSampler:
+    """Every sample exactly once over all ranks, in order, without padding: ranks may have different numbers of batches.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples per batch, at most.
+        rank: of this process.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.batch_size = batch_size
+        self.common_batches = num_samples // world_size // batch_size
+        """Number of full batches that every rank has."""
+        # Contiguous shares whose sizes differ by at most one sample; distributing whole batches could leave ranks idle.
+        self.first, self.end = num_samples * rank // world_size, num_samples * (rank + 1) // world_size
+
+    def __len__(self) -> int:
+        """Number of batches of this rank."""
+        return -(-(self.end - self.first) // self.batch_size)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yield batches, int64 (B,), with B at most ``batch_size``."""
+        for begin in range(self.first, self.end, self.batch_size):
+            yield torch.arange(begin, min(begin + self.batch_size, self.end))
 
 
 class _Loader(DataLoader[Any]):
@@ -41,46 +179,33 @@ class _Loader(DataLoader[Any]):
             return super().__iter__()
 
 
-def train_loader(
+def make_loader(
     dataset: Dataset[Any],
     sampler: Iterable[torch.Tensor],
     num_workers: int,
-    seed: int,
+    seed: int = 0,
     pinned_for: str | None = None,
 ) -> DataLoader[Any]:
-    """A loader of micro-batches, from the sampler's position on.
+    """A loader of the batches of a sampler.
 
     Args:
         dataset: takes an index tensor and returns a batch.
-        sampler: yields index tensors (:class:`exp.data.sampler.TrainBatchSampler`).
+        sampler: yields index tensors, such as :class:`TrainBatchSampler`.
         num_workers: processes that prepare batches ahead, with one thread each; 0: this process loads them.
         seed: of the random generators of these processes.
         pinned_for: device type for which batches are put into page-locked memory; None: pageable memory.
     """
-    # A separate generator: making an iterator draws a number, which must not shift the global generator on resume.
-    generator = torch.Generator()
-    generator.manual_seed(seed)
     return _Loader(
         dataset,
         batch_size=None,
         sampler=sampler,
         num_workers=num_workers,
-        generator=generator,
+        # A separate one: making an iterator draws a number, which must not shift the global generator on resume.
+        generator=torch.Generator().manual_seed(seed),
         collate_fn=_identity if getattr(dataset, "yields_tensors", False) else None,
         persistent_workers=num_workers > 0,
         **({} if pinned_for is None else pin_memory_kwargs(pinned_for)),
     )
-
-
-def eval_loader(dataset: Dataset[Any], sampler: Iterable[torch.Tensor], num_workers: int) -> DataLoader[Any]:
-    """Like :func:`train_loader`, for data sets that draw no random numbers.
-
-    Args:
-        dataset: takes an index tensor and returns a batch.
-        sampler: yields index tensors (:class:`exp.data.sampler.EvalBatchSampler`).
-        num_workers: processes that prepare batches ahead, with one thread each; 0: this process loads them.
-    """
-    return train_loader(dataset, sampler, num_workers, seed=0)
 
 
 def _identity(batch: Any) -> Any:
@@ -89,7 +214,7 @@ def _identity(batch: Any) -> Any:
 
 
 def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: int, session: Session) -> Any:
-    """Like :func:`train_loader`, with batches on the session's device.
+    """Like :func:`make_loader`, with batches on the session's device.
 
     Args:
         dataset: takes an index tensor and returns a batch. If it has ``sample_ids(keys)`` and
@@ -104,26 +229,13 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
         logger.info("data.num_workers=%d is reduced to %d, this rank's share of the cores", num_workers, most)
     num_workers = min(num_workers, most)
     if device.type == "cpu":
-        return train_loader(dataset, sampler, num_workers, seed)
+        return make_loader(dataset, sampler, num_workers, seed)
     pinned_for = device.type if backend.capabilities.pinned_memory else None
     device_builder = (
         dataset.device_builder(device, backend.usage().get("free")) if hasattr(dataset, "device_builder") else None
     )
-    loader = train_loader(dataset, sampler, num_workers, seed, pinned_for)
+    loader = make_loader(dataset, sampler, num_workers, seed, pinned_for)
     return DeviceLoader(loader, device, pinned_for is not None, device_builder)
-
-
-def eval_loader_for_rank(dataset: Dataset[Any], data: Data, session: Session) -> Any:
-    """The loader of this rank's share of a split in evaluation; its ``sampler`` yields the indices of each batch.
-
-    Args:
-        dataset: the split, or a subset of it.
-        data: has ``eval_batch_size`` and ``num_workers``.
-        session: has device, rank and world size.
-    """
-    info = session.info
-    sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, info.rank, info.world_size)  # type: ignore[arg-type]
-    return device_loader(dataset, sampler, data.num_workers, session)
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -215,3 +327,29 @@ class DeviceLoader:
             if value.device.type == self.device.type:  # the lengths of a packed sequence stay on the CPU
                 value.record_stream(computing)  # its memory must not be reused before the computation has finished
         return moved
+
+
+@contextlib.contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Context that restores the global random generators of Python, NumPy and torch (that of the CPU)."""
+    python, numpy, torchs = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torchs)
+
+
+def seed_sample(seed: int, epoch: int, number: int) -> None:
+    """Seed the global random generators of Python, NumPy and torch (that of the CPU), from which transforms draw.
+
+    Args:
+        seed: of the data.
+        epoch: from 0.
+        number: index of the sample.
+    """
+    mixed = np.random.SeedSequence((seed % 2**64, epoch, number)).generate_state(3)
+    random.seed(int(mixed[0]))
+    np.random.seed(mixed[1])
+    torch.default_generator.manual_seed(int(mixed[2]))

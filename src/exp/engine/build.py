@@ -14,6 +14,7 @@ from exp import hub
 from exp.config.resolve import create
 from exp.data.base import Data, split_of
 from exp.data.extensions import DataExtensions
+from exp.data.loader import EvalBatchSampler, device_loader
 from exp.engine.checkpoint.writer import plain_copy
 from exp.engine.mmengine import rank_logger
 from exp.engine.weights import load_weights, other_classes, read_weights
@@ -143,6 +144,19 @@ def dataset_for(session: Session, data: Data, split: str) -> Any:
     if batches is None or (batches * size >= len(dataset) and not overfit):
         return dataset
     return _Subset(dataset, min(batches * size, len(dataset)), same=overfit)
+
+
+def eval_split(session: Session, data: Data, split: str) -> Any:
+    """The loader of this rank's share of a split in evaluation; its ``sampler`` yields the indices of each batch.
+
+    Args:
+        session: the session.
+        data: the data set.
+        split: see :func:`dataset_for`.
+    """
+    dataset, info = dataset_for(session, data, split), session.info
+    sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, info.rank, info.world_size)
+    return device_loader(dataset, sampler, data.num_workers, session)
 
 
 class _Subset(Dataset[Any]):

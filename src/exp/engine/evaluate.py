@@ -11,8 +11,8 @@ from mmengine.structures import BaseDataElement
 
 from exp.data.base import Prediction
 from exp.data.extensions import RankedSample
-from exp.data.loader import eval_loader_for_rank, to_device
-from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
+from exp.data.loader import to_device
+from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for, eval_split
 from exp.engine.loops import EvalLoop
 from exp.engine.result import draw_pictures, make_result
 from exp.engine.wrapper import place_and_wrap, unwrapped
@@ -177,8 +177,7 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
     Raises:
         ConfigError: the model does not return a tensor with one row per sample of a batch.
     """
-    test = dataset_for(session, data, "test")
-    loader = eval_loader_for_rank(test, data, session)
+    loader = eval_split(session, data, "test")
     numbers, outputs = [], []
     for indices, batch in zip(loader.sampler, loader):
         predicted = batch_outputs(session, model, batch)
@@ -196,8 +195,8 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         path = session.folder.path / "predictions" / f"rank{session.info.rank}.npz"
         write_atomically(path, content.getvalue())
         files.append(path.relative_to(session.folder.path).as_posix())
-    gathered = session.distributed.gather(files)
-    return Prediction({"samples": len(test)}, [file for part in gathered for file in part], data.test_split_name)
+    every_file = [file for part in session.distributed.gather(files) for file in part]
+    return Prediction({"samples": len(loader.dataset)}, every_file, data.test_split_name)
 
 
 def measure(
@@ -226,7 +225,7 @@ def measure(
     Raises:
         RunError: predictions are NaN.
     """
-    loader = eval_loader_for_rank(dataset_for(session, data, "test"), data, session)
+    loader = eval_split(session, data, "test")
     metrics = EvalLoop(session, model, loader, evaluator, "test", transform, on_batch).measure()
     report_stage(Stage.FREE)  # no time limit for what follows, such as pictures
     return metrics

@@ -30,7 +30,7 @@ from exp.runs.heartbeat import Stage, report_stage
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from exp.data.sampler import TrainBatchSampler
+    from exp.data.loader import TrainBatchSampler
     from exp.models.dropout import DropoutStream
     from exp.session import Session
 

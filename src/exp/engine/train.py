@@ -11,10 +11,9 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import is_exp_class
 from exp.console import format_bytes
-from exp.data.loader import device_loader, eval_loader, eval_loader_for_rank, to_device
-from exp.data.sampler import TrainBatchSampler
+from exp.data.loader import TrainBatchSampler, device_loader, make_loader, to_device
 from exp.distributed import rng_state, seed_everything, set_rng_state
-from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
+from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for, eval_split
 from exp.engine.checkpoint.resume import find_resume
 from exp.engine.invariance import SplitCheck
 from exp.engine.loops import EvalLoop, TrainLoop
@@ -122,7 +121,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         UnavailableError: a class cannot be imported, or the wrapper does not support this machine.
     """
     config = session.config
-    train, val, test = (dataset_for(session, data, split) for split in ("train", "val", "test"))
+    train = dataset_for(session, data, "train")
     evaluator = build_evaluator(session, data)
     assert config.batch_size is not None  # validate() has derived it
     sampler = TrainBatchSampler(
@@ -163,8 +162,8 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             awaited=awaited_parameters(model),
         ),
         TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
-        EvalLoop(session, model, eval_loader_for_rank(val, data, session), build_evaluator(session, data), "val"),
-        EvalLoop(session, model, eval_loader_for_rank(test, data, session), evaluator, "test"),
+        EvalLoop(session, model, eval_split(session, data, "val"), build_evaluator(session, data), "val"),
+        EvalLoop(session, model, eval_split(session, data, "test"), evaluator, "test"),
         user_hooks,
     )
     savers = (
@@ -193,7 +192,7 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     state = rng_state(session.backend)
     with user_code_errors("data", data):
         # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
-        (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
+        (batch,) = make_loader(dataset, [first], min(data.num_workers, 1))
     if isinstance(model, PlainModel):
         with torch.no_grad(), session.backend.autocast(session.config.precision):
             forward(model.eval(), to_device(batch, session.device), "loss")

@@ -22,7 +22,7 @@ from exp.config.diff import format_value
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.data.fingerprint import folder_listing, shortened
-from exp.data.sampler import preserved_generators
+from exp.data.loader import preserved_generators
 from exp.engine.checkpoint.reader import BEST_NAME, NO_DIGEST, list_checkpoints, nonfinite_tensors, read_checkpoint
 from exp.errors import CheckpointError, ConfigError, qualified_name
 from exp.models.base import Model

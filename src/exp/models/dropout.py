@@ -25,7 +25,7 @@ from torch import nn
 from exp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exp.data.sampler import TrainBatchSampler
+    from exp.data.loader import TrainBatchSampler
 
 __all__ = ["DropPath", "Dropout", "Dropout2d", "DropoutStream", "per_sample_active", "sample_mask", "uses_global_rng"]
 

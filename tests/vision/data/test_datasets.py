@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.data.loader import train_loader
-from exp.data.sampler import TrainBatchSampler
+from exp.data.loader import TrainBatchSampler, make_loader
 from exp.distributed import Distributed
 from exp.errors import ConfigError
 from tests.vision.data.conftest import CROP, cut, keys, record, refused
@@ -86,7 +85,7 @@ def test_what_is_skipped_does_not_count_and_is_told(masked, workers):
     cut(data.train.samples[3][0])
     cv2.imwrite(data.train.samples[4][1], np.zeros((3, 4), np.uint8))
     refused(r"4\.png is 4x3 pixels, .*4\.png is 50x44", data.train.load, 4)
-    for batch in train_loader(data.train, TrainBatchSampler(6, 2, with_epoch=True), workers, seed=0):
+    for batch in make_loader(data.train, TrainBatchSampler(6, 2, with_epoch=True), workers, seed=0):
         for number, image, label in zip(batch["index"].tolist(), batch["image"], batch["label"]):
             assert (image == 0).all().item() == (label == 255).all().item() == (number in (3, 4))
     assert record(data)["skipped"] == {"count": 2, "files": [path for path, _ in data.train.samples[3:5]]}

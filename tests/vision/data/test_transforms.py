@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from exp.data.sampler import preserved_generators, seed_sample
+from exp.data.loader import preserved_generators, seed_sample
 from exp.errors import ConfigError
 from exp.vision.data.transforms import PadTo, PhotoMetricDistortion, Pipeline, RandomCrop, RandomRotate90
 

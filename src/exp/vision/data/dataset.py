@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from exp.data.sampler import preserved_generators, seed_sample
+from exp.data.loader import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 from exp.vision.data.bands import ImageReader
 from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks
