@@ -188,7 +188,7 @@ def test_ranks_draw_other_numbers_each_also_when_another_number_of_ranks_goes_on
         trainer = build_trainer(session, data, build_model(session, data, for_training=True))
         assert draws() == draws_of(SEED + rank)
         trainer.call_hook("before_run")
-        find_resume(session, trainer)[1]()
+        find_resume(trainer)[1]()
         assert draws() == draws_of(SEED + rank + 6 * 1000003)
 
 

@@ -46,7 +46,7 @@ def check(session, data, model):
     """What a training does before its first step."""
     loader = eval_split(session, data, "val")
     loop = EvalLoop(session, model, loader, build_evaluator(session, data), "val")
-    _check_one_batch(session, data, SimpleNamespace(model=model, val_loop=loop))
+    _check_one_batch(data, SimpleNamespace(session=session, backend=session.backend, model=model, val_loop=loop))
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from exp.errors import (
     EXPERIMENT_PAGE,
     ConfigError,
     RunError,
-    error_message,
     format_user_error,
     is_about_shapes,
     raised_by_user_code,
+    typed_message,
 )
 from exp.runs.heartbeat import Stage, report_stage
 
@@ -247,8 +247,8 @@ class EvalLoop:
             targets = ", ".join(
                 f"{key} {tuple(value.shape)}" for key, value in batch.items() if hasattr(value, "shape")
             )
-            cause = format_user_error(error) or f"{type(error).__name__}: {error_message(error)}"
-            mismatch = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause.splitlines()[0]}"
+            cause, *_ = (format_user_error(error) or typed_message(error)).splitlines()
+            mismatch = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause}"
         if mismatch is not None:
             raise ConfigError(
                 f"model: {class_name(self.model)}.forward(..., mode='predict') {mismatch}; see {EXPERIMENT_PAGE}"

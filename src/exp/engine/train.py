@@ -63,8 +63,9 @@ def train(
         metrics_hook, tests = trainer.metrics_hook, trainer.test_loop
         assert tests is not None
         if session.config.sanity_check:
-            _check_one_batch(session, data, trainer)
-        source, load = find_resume(session, trainer)
+            _check_one_batch(data, trainer)
+        may_resume = session.config.resume is not None or session.info.restart_count > 0
+        source, load = find_resume(trainer) if may_resume else (None, None)
         try:
             trainer.train(load)
             content, tested_entries = trainer.checkpoints.select_test_weights(trainer)
@@ -166,18 +167,18 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         EvalLoop(session, model, eval_split(session, data, "test"), evaluator, "test"),
         user_hooks,
     )
-    savers = (
-        trainer.user_hooks_overriding("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
-    )
-    if savers:
+    savers = trainer.user_hooks_overriding("before_save_checkpoint", "after_load_checkpoint")
+    if savers and is_sharded(bare):
         raise ConfigError(
             f"hooks: {', '.join(savers)}: these put weights of their own into checkpoints, and with wrapper=fsdp no "
-            "rank has them whole; leave them out, or use wrapper=ddp"
+            "rank has them whole",
+            "leave them out, or use wrapper=ddp",
+            key="hooks",
         )
     return trainer
 
 
-def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
+def _check_one_batch(data: Any, trainer: Trainer) -> None:
     """Sanity check: evaluate one validation batch before training, so that errors in the user's code come at once.
 
     Skipped if data, model and metrics are exp's own. The losses of a plain module are computed, too. All ranks use the
@@ -189,7 +190,7 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
         return
     dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))
-    state = rng_state(session.backend)
+    session, state = trainer.session, rng_state(trainer.backend)
     with user_code_errors("data", data):
         # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
         (batch,) = make_loader(dataset, [first], min(data.num_workers, 1))
@@ -211,21 +212,18 @@ def _with_out_of_memory_advice(session: Session, fitting_batch: Callable[..., An
     except Exception as error:  # a model may raise anything
         if not is_out_of_memory(error):
             raise
-        raise RunError(_out_of_memory(session, fitting_batch)) from error
-
-
-def _out_of_memory(session: Session, fitting_batch: Callable[..., Any]) -> str:
-    report_stage(Stage.FREE)  # no time limit for the estimate
-    config, total = session.config, session.backend.usage().get("total")
-    fits = fitting_batch(config, session.backend, total) or {}
-    assert config.batch_size is not None  # validate() has derived it
-    share = config.batch_size * config.accumulate  # samples of a step on this rank
-    smaller = (candidate for candidate in range(config.batch_size // 2, 0, -1) if share % candidate == 0)
-    batch = fits.get("batch_size", next(smaller, None))
-    advice = "use less memory per sample: a smaller model, a lower precision, more processes"
-    if batch is not None:
-        estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
-        effect = f"keeps the global batch of {config.global_batch_size}{estimated}"
-        advice = f"batch_size={batch} accumulate={share // batch} {effect}"
-    device = f"{session.device} ({format_bytes(total)})" if total else session.device
-    return f"rank {session.info.rank}: {device} is out of memory at batch_size={config.batch_size}; {advice}"
+        report_stage(Stage.FREE)  # no time limit for the estimate
+        config, total = session.config, session.backend.usage().get("total")
+        fits = fitting_batch(config, session.backend, total) or {}
+        assert config.batch_size is not None  # validate() has derived it
+        share = config.batch_size * config.accumulate  # samples of a step on this rank
+        smaller = (candidate for candidate in range(config.batch_size // 2, 0, -1) if share % candidate == 0)
+        batch = fits.get("batch_size", next(smaller, None))
+        advice = "use less memory per sample: a smaller model, a lower precision, more processes"
+        if batch is not None:
+            estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
+            effect = f"keeps the global batch of {config.global_batch_size}{estimated}"
+            advice = f"batch_size={batch} accumulate={share // batch} {effect}"
+        rank, device = session.info.rank, f"{session.device} ({format_bytes(total)})" if total else session.device
+        finding = f"rank {rank}: {device} is out of memory at batch_size={config.batch_size}"
+        raise RunError(finding, advice, rank=rank) from error

@@ -68,7 +68,6 @@ class Trainer(RunnerInterface):
         self.distributed_group = group = session.distributed
         self.rank, self.world_size, self.distributed = group.rank, group.world_size, group.world_size > 1
         self.seed, self.deterministic = int(session.config.seed), torch.are_deterministic_algorithms_enabled()
-        self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
         self.optim_wrapper: Any = optim_wrapper
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop

@@ -33,11 +33,16 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-_REQUIRED_KEYS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
+_REQUIRED_KEYS = (
+    "meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "losses", "best", "message_hub",
+)  # fmt: skip
+"""What :meth:`exp.engine.trainer.Trainer.training_checkpoint` always writes; :func:`_restore` reads it without a
+default, so that a name that is changed on one side only is noticed."""
 
 
-def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
+def find_resume(trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to resume from, and the function ``load`` for :meth:`Trainer.train`; (None, None) if none."""
+    session = trainer.session
     # If this run was restarted before it began, it has saved nothing; checkpoints in the folder are of an earlier run.
     restarted = session.info.restart_count > 0 and not session.has_pending
     path: Path | None = None
@@ -48,13 +53,12 @@ def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
             path, content = _find_checkpoint(session, source_name, parameters)
     if path is None:
         return None, None
-    source = session.resumed_from = path
-    session.changed = _compare(session, content, source)
-    unchecked = "" if read_seal(source) else f" ({NO_DIGEST})"
-    session.print(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
+    session.resumed_from, session.changed = path, _compare(session, content, path)
+    unchecked = "" if read_seal(path) else f" ({NO_DIGEST})"
+    session.print(f"resume: from {path}, after step {content['meta']['step']}{unchecked}")
     for change in session.changed:
         session.print(f"  changed: {change}")
-    return str(source), functools.partial(_restore, trainer, content, source)
+    return str(path), functools.partial(_restore, trainer, content, path)
 
 
 def _find_checkpoint(session: Session, source_name: str, parameters: Container[str]) -> tuple[Path | None, Any]:
@@ -75,43 +79,52 @@ def _find_checkpoint(session: Session, source_name: str, parameters: Container[s
     named = source_name != "auto" and Path(source_name).is_file()
     folder = session.folder.checkpoints if source_name == "auto" else Path(source_name) / "checkpoints"
     candidates = [Path(source_name)] if named else list_checkpoints(folder)
-    path: Path | None = None
-    content: Any = None
-    problem: str | None = None
-    trusted: bool = session.config.checkpoint.trusted
+    path, content, problem = None, None, None
     for candidate in candidates if session.distributed.is_main else ():
         try:
-            content, problem = read_checkpoint(candidate, mapped=True, with_shards=False, trusted=trusted), None
-            missing = [key for key in _REQUIRED_KEYS if not isinstance(content, Mapping) or key not in content]
-            nonfinite = [] if missing else nonfinite_tensors(content["state_dict"], parameters)
-            if missing:
-                problem = f"{candidate} is not a training checkpoint of exp: it has no {', '.join(missing)}"
-            elif nonfinite:
-                problem = f"{candidate} has weights that are not finite: {shortened(nonfinite, 1)}"
+            content = _read_training(candidate, session.config.checkpoint.trusted, parameters)
         except CheckpointError as error:
-            problem = str(error)
-        if problem is None:
+            problem = error
+            if not named:
+                session.print(f"resume: skipped: {error.headline}")
+        else:
             path = candidate
             break
-        if not named:
-            session.print(f"resume: skipped: {problem.splitlines()[0]}")
     path, problem = session.distributed.gather((path, problem))[0]
+    if path is not None:
+        is_main = session.distributed.is_main
+        return path, content if is_main else read_checkpoint(path, True, with_shards=False, check=False)
     if named and problem is not None:
+        advice = f"use an older one, or resume=auto, or start from its weights with init_from={source_name}"
+        raise ConfigError(f"resume: {problem.headline}", advice, problem.details, key="resume", file=source_name)
+    if problem is not None:
         raise ConfigError(
-            f"resume: {problem}; use an older one, or resume=auto, or start from its weights with "
-            f"init_from={source_name}"
+            f"resume={source_name}: none of the {len(candidates)} checkpoints in {folder} can be used: "
+            f"{problem.headline}",
+            "restore one, or begin anew with another output_dir or overwrite=true",
+            key="resume",
+            file=folder,
         )
-    if path is None:
-        if problem is not None:
-            raise ConfigError(
-                f"resume={source_name}: none of the {len(candidates)} checkpoints in {folder} can be used: "
-                f"{problem.splitlines()[0]}; restore one, or begin anew with another output_dir or overwrite=true"
-            )
-        if source_name != "auto":
-            raise ConfigError(f"resume={source_name} is neither a checkpoint nor a run folder with one")
-        session.print(f"resume=auto: no checkpoint in {folder}; starting a new training")
-        return None, None
-    return path, content if session.distributed.is_main else read_checkpoint(path, True, with_shards=False, check=False)
+    if source_name != "auto":
+        raise ConfigError(f"resume={source_name} is neither a checkpoint nor a run folder with one", key="resume")
+    session.print(f"resume=auto: no checkpoint in {folder}; starting a new training")
+    return None, None
+
+
+def _read_training(path: Path, trusted: bool, parameters: Container[str]) -> Any:
+    """Read the checkpoint of a training.
+
+    Raises:
+        CheckpointError: it cannot be read, lacks a part, or has weights that are not finite.
+    """
+    content = read_checkpoint(path, mapped=True, with_shards=False, trusted=trusted)
+    missing = [key for key in _REQUIRED_KEYS if not isinstance(content, Mapping) or key not in content]
+    if missing:
+        raise CheckpointError(f"{path} is not a training checkpoint of exp: it has no {', '.join(missing)}", file=path)
+    nonfinite = nonfinite_tensors(content["state_dict"], parameters)
+    if nonfinite:
+        raise CheckpointError(f"{path} has weights that are not finite: {shortened(nonfinite, 1)}", file=path)
+    return content
 
 
 def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
@@ -141,8 +154,9 @@ def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tupl
     text = shortened(differing, 3)
     if not config.resume_changed_data:
         raise DataError(
-            f"resume: {source} was trained on other data: {text}; restore them, start a new training from its weights "
-            f"with init_from={source} and another output_dir, or continue with these data with resume_changed_data=true"
+            f"resume: {source} was trained on other data: {text}",
+            f"restore them, start a new training from its weights with init_from={source} and another output_dir, or "
+            "continue with these data with resume_changed_data=true",
         )
     return (*config_changes.allowed, Change("contents of data", "as the training began", text))
 
@@ -175,7 +189,7 @@ def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     order = checkpoint_param_order(model, content)
     content = load_shards(content, model, order)
     runner.call_hook("after_load_checkpoint", checkpoint=content)
-    for key, value in content.get("message_hub", {}).items() if runner.shares_state else ():
+    for key, value in content["message_hub"].items() if runner.shares_state else ():
         runner.message_hub.update_info(key, value)
     model.load_state_dict(content["state_dict"])
     # With other data the epoch may be shorter.
@@ -185,7 +199,7 @@ def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     if meta["stopped"] and not continues_after_early_stop(session.changed):
         loop.stop_training = True
         session.print("resume: this training was stopped early; with a larger patience it would continue")
-    runner.losses.load(content.get("losses", ()), runner.rank, runner.world_size, runner.device)
+    runner.losses.load(content["losses"], runner.rank, runner.world_size, runner.device)
     states = content["rng"]
     if runner.world_size == len(states):
         set_rng_state(states[runner.rank], runner.backend)
