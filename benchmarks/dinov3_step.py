@@ -18,8 +18,8 @@ from typing import Any, Callable
 
 import torch
 
-from exp.vision.dinov3.backbone import SIZES, Size, VisionTransformer
-from exp.vision.dinov3.weights import adapt_published
+from exp.vision.backbones.vit import VisionTransformer
+from exp.vision.backbones.vit_weights import SIZES, Size
 
 REFERENCE = Path(sys.prefix) / "reference"  # where `make test` keeps transformers
 
@@ -106,12 +106,12 @@ def main() -> None:
         size = SIZES[name]
         torch.manual_seed(0)
         reference = reference_model(size).to(device).train()
-        ours = VisionTransformer(size).to(device).train()
-        ours.load_state_dict(adapt_published(reference.state_dict()), strict=False)  # without periods
+        ours = VisionTransformer(size=name).to(device).train()
+        ours.load_state_dict(ours.adapt_state_dict(reference.state_dict(), Path("reference")).weights)
         image = torch.randn(arguments.batch, 3, arguments.image, arguments.image, device=device)
         contenders = {
             "transformers": step(reference, image, lambda outputs: outputs.last_hidden_state[:, 5:]),
-            "ours": step(ours, image, lambda outputs: outputs[0].patches),
+            "ours": step(ours, image, lambda outputs: outputs.maps[0]),
         }
         for run in contenders.values():
             run()

@@ -21,21 +21,23 @@ from typing import Any, Callable
 
 import torch
 
+_BACKBONE = {"_target_": "exp.vision.backbones.vit.VisionTransformer", "layer_scale_init": 1.0}
+
 
 def dinov3() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """A scene classifier, vits16, all of it trained, on 4 images of 224 pixels."""
-    from exp.vision.dinov3.models import SceneClassifier
+    from exp.vision.models import SceneClassifier
 
-    model = SceneClassifier(10, size="vits16", layer_scale_init=1.0)
+    model = SceneClassifier(10, backbone=_BACKBONE)
     image, label = torch.randint(0, 256, (4, 3, 224, 224)).float(), torch.randint(0, 10, (4,))
     return model, lambda: model(image, label, mode="loss")["loss"]
 
 
 def segmenter() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """The up-sampling head on vits16, all of it trained, on 2 images of 224 pixels."""
-    from exp.vision.dinov3.models import Segmenter
+    from exp.vision.models import Segmenter
 
-    model = Segmenter(7, size="vits16", layer_scale_init=1.0, dropout=0.0)
+    model = Segmenter(7, backbone=_BACKBONE, head={"_target_": "exp.vision.heads.Upsample"})
     image, label = torch.randint(0, 256, (2, 3, 224, 224)).float(), torch.randint(0, 7, (2, 224, 224))
     return model, lambda: model(image, label, mode="loss")["loss"]
 

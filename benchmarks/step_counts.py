@@ -34,7 +34,7 @@ beyond the batch (or beyond the numbers of its samples, where the card cuts it),
 gradients': once a second ranks also ask each other whether to end, in 16 bytes."""
 
 _SERIES = ["data.lookback=96", "data.horizon=24", "model.d_model=16", "model.d_ff=16", "model.num_heads=2"]
-_IMAGES = ["model.size=tiny", "data.size=64"]
+_IMAGES = ["model.backbone.size=tiny", "data.size=64"]
 FAMILIES = {
     "timebridge": ["experiment=timebridge_etth1", *_SERIES],
     "prior": ["experiment=timebridge_prior_etth1", *_SERIES],

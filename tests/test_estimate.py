@@ -113,7 +113,7 @@ def test_every_command_of_the_pages_runs_as_it_is_written(exp):
     (page,) = (page for page in PAGES if page.stem == "estimate")
     lines = [line for line in lines_of(page) if "task=estimate" in line]
     for number, line in enumerate(lines):
-        smaller = SERIES[1:] if "timebridge" in line else ["model.depth=6"]
+        smaller = SERIES[1:] if "timebridge" in line else ["model.backbone.depth=6"]
         done = exp(*line.split()[3:], *smaller, f"output_dir=run{number}", COLUMNS="80")  # after python -m exp
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         assert exp.result(f"run{number}")["estimate"]["parameters"] > 1000

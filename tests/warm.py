@@ -18,7 +18,7 @@ from exp.config.sources import _structures, choices, register
 _MODULES = [
     "exp.launcher.execute", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.train",
     "exp.forecasting.data.dataset", "exp.forecasting.timebridge.model", "exp.vision.data.base",
-    "exp.vision.data.dataset", "exp.vision.dinov3.models", "rich.table",
+    "exp.vision.data.dataset", "exp.vision.models", "rich.table",
 ]  # fmt: skip
 
 for module in _MODULES:

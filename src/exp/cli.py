@@ -133,6 +133,7 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
     """
     compose.check_not_empty("output_dir", config.output_dir)
+    compose.replace_dict_overrides(config, overrides)
     config = compose.typed(config)
     task = create_task(config)
     if isinstance(task, ParentTask):

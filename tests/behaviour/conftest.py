@@ -20,7 +20,12 @@ from tests.conftest import TINY, Forked, read_strictly, run_exp, write_files
 
 ROOT = Path(__file__).parents[2]
 
-BACKBONE = ["model.embed_dim=16", "model.depth=2", "model.num_heads=2", "model.patch_size=16"]
+BACKBONE = [
+    "model.backbone.embed_dim=16",
+    "model.backbone.depth=2",
+    "model.backbone.num_heads=2",
+    "model.backbone.patch_size=16",
+]
 SHORT = [
     "max_steps=4",
     "log_every=1",
@@ -55,7 +60,7 @@ TILES = [
     "backend=cpu",
     *BACKBONE,
     *SHORT,
-    "model.head_channels=16",
+    "model.head.channels=16",
     "model.window=96",
     "val_every=2",
     "data.size=64",

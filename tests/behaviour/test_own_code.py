@@ -267,40 +267,37 @@ def test_workers_run_the_package_that_the_command_runs(tmp_path):
 HEAD = """
 from torch import nn
 
-from exp.vision.dinov3.heads import Head
+from exp.vision.heads import Head
 
 
 class Tall(Head):
-    def __init__(self, channels=8):
-        super().__init__()
-        self.channels = channels
+    def __init__(self, info, num_classes, channels=8):
+        super().__init__(info, num_classes)
+        self.layers = nn.Sequential(
+            nn.Conv2d(sum(info.channels), channels, 1), nn.ReLU(), nn.Conv2d(channels, num_classes, 1)
+        )
 
-    def build(self, dim, num_classes):
-        last = nn.Conv2d(self.channels, num_classes, 1)
-        self.layers = nn.Sequential(nn.Conv2d(dim, self.channels, 1), nn.ReLU(), last)
-
-    def forward(self, features):
-        return self.layers(features)
+    def forward(self, maps, cls=None):
+        return self.layers(maps[0])
 """
 EXPERIMENT = """
 # @package _global_
 defaults:
   - dinov3_dubai
+  - override /model/head: tall
   - _self_
 name: tall
-model:
-  head:
-    _target_: my_heads.Tall
-    channels: 5
 """
 
 
 def test_a_segmentation_head_of_ones_own_is_one_module_and_one_yaml(exp):
     (exp.folder / "my_heads.py").write_text(HEAD)
     (exp.folder / "my_conf" / "experiment").mkdir(parents=True)
+    (exp.folder / "my_conf" / "model" / "head").mkdir(parents=True)
     (exp.folder / "my_conf" / "experiment" / "tall.yaml").write_text(EXPERIMENT.lstrip())
-    tiles = ["experiment=tall", "model.size=tiny", "model.embed_dim=16", "model.depth=1",
-             "model.num_heads=1", "max_steps=1", "max_epochs=null", "val_every=1", "data.num_workers=0"]  # fmt: skip
+    (exp.folder / "my_conf" / "model" / "head" / "tall.yaml").write_text("_target_: my_heads.Tall\nchannels: 5\n")
+    small = [f"model.backbone.{key}" for key in ("embed_dim=16", "depth=1", "num_heads=1")]
+    tiles = ["experiment=tall", *small, "max_steps=1", "max_epochs=null", "val_every=1", "data.num_workers=0"]
     common = ["--config-dir", "my_conf", "backend=cpu", "plots=false"]
     done = exp(*common, *tiles, "output_dir=run")
     assert done.returncode == 0, done.stderr

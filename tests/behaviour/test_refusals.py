@@ -49,7 +49,7 @@ REFUSED = [
     (["resume=table.csv"], 2, "resume=table.csv"),
     (["task=list"], 2, "task=list"),
     (["data=csv", "data.name=x", "data.file=table.csv", "data.root=.", "data.channels=1"], 2, "take a smaller window"),
-    (["task=predict", "init_from=typo", "experiment=dinov3_loveda", "model.size=tiny"], 2, "init_from=typo"),
+    (["task=predict", "init_from=typo", "experiment=dinov3_loveda", "model.backbone.size=tiny"], 2, "init_from=typo"),
     (["experiment=dinov3_dubai", "task=predict", "task.intervals=[0.8]", "init_from=w.pth"], 2, "task.intervals"),
     (["logger.requires=[nonesuch]"], 3, "nonesuch"),
 ]  # fmt: skip

@@ -14,11 +14,19 @@ from tests.simulators import needs_current_card
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 LORA = ["model.lora.rank=2", "model.lora.dropout=0.1", "optim.lr=1e-2"]
-DPT = [*TILES, "model.depth=4", "model.head=dpt", "model.dropout=0.1", "model.lovasz_weight=1", "model.focal_weight=1"]
-UPERNET = [*DPT, "model.head=upernet", "model.head_norm=group"]
-STUDENT = ["model.embed_dim=8", "model.num_heads=1"]
-DISTIL = ["experiment=dinov3_distillation", *SCENES[1:], *STUDENT, "model.dropout=0.1", "model.teacher.embed_dim=16",
-          "model.teacher.depth=2", "model.teacher.num_heads=2", "model.teacher.patch_size=16"]  # fmt: skip
+LOSSES = ",".join(f"{{_target_: exp.vision.losses.{name}}}" for name in ("CrossEntropy", "Lovasz", "Focal"))
+DPT = [
+    *TILES,
+    "model.backbone.depth=4",
+    "model/head=dpt",
+    "model.head.norm=group",
+    "model.head.dropout=0.1",
+    f"model.losses=[{LOSSES}]",
+]
+UPERNET = [*DPT, "model/head=upernet"]
+STUDENT = ["model.backbone.embed_dim=8", "model.backbone.num_heads=1"]
+TEACHER = [f"model.teacher.backbone.{key}" for key in ("embed_dim=16", "depth=2", "num_heads=2", "patch_size=16")]
+DISTIL = ["experiment=dinov3_distillation", *SCENES[1:], *STUDENT, "model.dropout=0.1", *TEACHER]
 
 
 def run(exp, name, *settings, **environment):
@@ -116,7 +124,7 @@ def test_trainings_of_all_kinds_resume_bit_for_bit(exp, trained, kind):
 def test_two_processes_compute_what_one_does(exp, trained, kind, where):
     if where and TORCH < (2, 7):
         pytest.skip("fsdp takes torch >= 2.7")
-    settings = [*KINDS[kind], "model.dropout=0"]
+    settings = [*KINDS[kind], "model.head.dropout=0" if kind in ("dpt", "upernet") else "model.dropout=0"]
     settings += ["model.lora.dropout=0"] if kind == "lora" else []
     settings += [f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else []
     alone, both = run(exp, "alone", *settings), run(exp, "both", *settings, "nproc=2", *where)

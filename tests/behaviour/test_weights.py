@@ -33,9 +33,9 @@ def test_an_export_keeps_normalization_and_heads(exp, trained):
     assert direct
     for name in direct:
         torch.testing.assert_close(again[name]["patches"], direct[name]["patches"], rtol=1e-5, atol=1e-5)
-    done = exp(*exported, "model.num_heads=4", "output_dir=refused")
+    done = exp(*exported, "model.backbone.num_heads=4", "output_dir=refused")
     assert done.returncode == 2
-    assert "model.num_heads=2" in first_line(done)
+    assert "model.backbone.num_heads=2" in first_line(done)
 
 
 def test_a_folder_of_pickled_weights_is_read_with_its_normalization_and_recorded(exp, trained):

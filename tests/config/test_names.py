@@ -115,7 +115,7 @@ def test_a_module_is_looked_for_without_being_imported(tmp_path, monkeypatch):
         "loud.Made",
         "space.inner.Made",
         "broken.Model",
-        "exp.vision.dinov3.models.Segmenter",
+        "exp.vision.models.Segmenter",
         "torch.nn.Linear",
     ):
         check_target("model._target_", target)

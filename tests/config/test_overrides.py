@@ -22,7 +22,7 @@ EVERYWHERE = [
 ]  # fmt: skip
 SUBMITTED = ["launcher.setup=[a,b]", "launcher.extra={a: b}", "launcher.srun_args=[a,b]"]
 IMAGES = [
-    "model.out_indices=[7,7]", "model.lora.targets=[a]", "model.class_weights=[0.5]",
+    "model.backbone.out_indices=[7,7]", "model.lora.targets=[a]", "model.class_weights=[0.5]",
     "model.tta_scales=[0.5,0.5]", "data.bands=[a,7]",
     "data.modality_weights={a: 0.5}", "data.modality_statistics={a: b}", "data.split_ratio=[0.5]", "data.classes=[a]",
     "data.train_pipeline=[a]", "data.eval_pipeline=[a]", "data.datasets=[a]", "data.splits={a: [b,c]}",

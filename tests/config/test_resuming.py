@@ -34,7 +34,7 @@ def test_what_may_change_is_listed_with_both_values():
     for key, old, value in (
         ("optim.lr", 1e-3, 1e-2), ("max_epochs", 3, 5), ("nproc", 1, 2),
         ("precision", "fp32", "bf16"), ("data.root", None, "/elsewhere"), ("data.num_workers", 0, 4),
-        ("patience", None, 3), ("model.activation_checkpointing", None, True),
+        ("patience", None, 3), ("model.backbone.activation_checkpointing", None, True),
     ):  # fmt: skip
         assert changed({key: value}) == Changes((Change(key, old, value),)), key
 

@@ -87,6 +87,6 @@ def _weights(path: Path) -> None:
     """A backbone as its authors' files have it, of the smallest size."""
     import torch
 
-    from exp.vision.dinov3.backbone import SIZES, VisionTransformer
+    from exp.vision.backbones.vit import VisionTransformer
 
-    torch.save(VisionTransformer(SIZES["tiny"]).state_dict(), str(path))
+    torch.save(VisionTransformer(size="tiny").state_dict(), str(path))

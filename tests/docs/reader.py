@@ -59,7 +59,7 @@ SERIES = [
     "global_batch_size=32", "max_epochs=1", "max_steps=2", "log_every=1", "plots=false",
 ]  # fmt: skip
 IMAGES = [
-    "model.size=tiny", "data.size=64", "global_batch_size=4", "max_epochs=null", "max_steps=2", "val_every=2",
+    "model.backbone.size=tiny", "data.size=64", "global_batch_size=4", "max_epochs=null", "max_steps=2", "val_every=2",
     "schedule.warmup_steps=1", "log_every=1", "data.num_workers=0",
 ]  # fmt: skip
 PART = ["debug.eval_batches=1"]
@@ -71,7 +71,7 @@ SHRINK = {
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
     r"experiment=dinov3_dubai(?!.*data=)": ["data.splits={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
     r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
-    r"model\.teacher\.size=vitl16": ["model.teacher.size=tiny"],
+    r"model\.teacher\.backbone=vitl16": ["model.teacher.backbone.size=tiny"],
     r"task=doctor": ["task.burst_s=0.1"],
     r"task=probe": ["task.seeds=[1]", "task.shots=[4]", "task.epochs=2"],
     r"steps=20": ["steps=2"],
@@ -170,7 +170,7 @@ class Shell:
         family = IMAGES if "dinov3" in line else SERIES
         words = [] if re.search(UNSHRUNK, line) else list(family)
         if re.search(r"task=features init_from=dinov3", line):
-            words = ["model.size=tiny"]
+            words = ["model.backbone.size=tiny"]
         for pattern, more in SHRINK.items():
             words += more if re.search(pattern, line) else []
         # A key that the line sweeps is left to it.

@@ -12,8 +12,9 @@ from exp.config import schema
 from exp.forecasting import keys as series
 from exp.forecasting.timebridge import keys as timebridge
 from exp.vision import config as vision
+from exp.vision import keys as models
+from exp.vision.backbones import keys as backbones
 from exp.vision.data import keys as images
-from exp.vision.dinov3 import keys as dinov3
 from tests.docs.reader import ELSEWHERE, GROUPS, PAGES, ROOT, lines_of
 
 
@@ -38,7 +39,7 @@ def test_every_page_with_commands_is_tried():
     assert sum(len(lines_of(page)) for page in PAGES) > 50
 
 
-@pytest.mark.parametrize("module", [schema, series, timebridge, vision, images, dinov3])
+@pytest.mark.parametrize("module", [schema, series, timebridge, vision, images, models, backbones])
 def test_every_key_is_documented(module):
     """In a page, or in the schema: a text follows the key."""
     pages = " ".join(page.read_text() for page in PAGES)

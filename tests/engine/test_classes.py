@@ -14,11 +14,14 @@ from exp.config.resolve import trust_packages
 from exp.engine.build import build_model
 from exp.models.base import Model
 from exp.session import Weights
-from exp.vision.dinov3.heads import Head
+from exp.vision.heads import Head
+from tests.vision.parts import head, vit
 
-SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2}
-OF_SCENES = {"_target_": "exp.vision.dinov3.models.SceneClassifier", **SMALL}
-OF_PIXELS = {"_target_": "exp.vision.dinov3.models.Segmenter", **SMALL, "head_channels": 16, "auxiliary_weight": 0.4}
+SMALL = {"backbone": vit(embed_dim=32, depth=4, num_heads=2)}
+OF_SCENES = {"_target_": "exp.vision.models.SceneClassifier", **SMALL}
+OF_PIXELS = {
+    "_target_": "exp.vision.models.Segmenter", **SMALL, "head": head("Upsample", channels=16), "auxiliary_weight": 0.4
+}  # fmt: skip
 
 
 class Mine(Model):
@@ -39,8 +42,9 @@ class Declared(Mine):
 
 
 class Tall(Head):
-    def build(self, dim, num_classes):
-        self.layers = nn.Sequential(nn.Conv2d(dim, 3, 1), nn.Conv2d(3, num_classes, 1))
+    def __init__(self, info, num_classes):
+        super().__init__(info, num_classes)
+        self.layers = nn.Sequential(nn.Conv2d(info.channels[0], 3, 1), nn.Conv2d(3, num_classes, 1))
 
 
 def started(make_session, model, old, new):

@@ -203,8 +203,8 @@ def test_a_sharded_save_that_is_killed_leaves_a_checkpoint_that_opens(tmp_path, 
 
 
 # With a frozen block, recomputed activations, two micro-batches and clipping.
-RUN = [*SCENES, "model.freeze=1", "model.activation_checkpointing=true", "accumulate=2", "optim.clip_grad_norm=0.05",
-       "optim.lr=1e-3", "val_every=2"]  # fmt: skip
+RUN = [*SCENES, "model.freeze=1", "model.backbone.activation_checkpointing=true", "accumulate=2",
+       "optim.clip_grad_norm=0.05", "optim.lr=1e-3", "val_every=2"]  # fmt: skip
 
 
 @needs_sharding

@@ -34,7 +34,7 @@ SECTIONS = {
 MAY_CHANGE = {
     "data.allow_gaps", "data.archive_folder", "data.cache_mb", "data.eval_batch_size",
     "data.num_workers", "data.device_cache", "data.on_error", "data.root", "data.sample_data",
-    "model.activation_checkpointing",
+    "model.backbone.activation_checkpointing",
 }  # fmt: skip
 STAYS = {
     "debug.overfit", "debug.train_batches", "global_batch_size", "init_from", "metric", "optim.options.amsgrad",

@@ -13,8 +13,9 @@ from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.forecasting.timebridge.prior import TimeBridgePrior
 from exp.hardware import compat
-from exp.vision.dinov3.models import SceneClassifier
+from exp.vision.models import SceneClassifier
 from tests.engine.conftest import Line
+from tests.vision.parts import vit
 
 needs_cpu_scaler = pytest.mark.skipif(
     not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="this torch scales losses on cards only"
@@ -36,7 +37,7 @@ def groups_of(model, **settings):
 
 @pytest.fixture
 def scenes():
-    return SceneClassifier(3, embed_dim=32, depth=2, num_heads=2)
+    return SceneClassifier(3, backbone=vit(embed_dim=32, depth=2, num_heads=2))
 
 
 def test_learning_rates_fall_with_depth(scenes):

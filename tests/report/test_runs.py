@@ -48,7 +48,13 @@ def test_status_of_runs_without_a_result(make_run, tmp_path):
     assert find_runs([folder])[0].status == "preempted"
 
 
-EXPERIMENT = {"name": "dinov3_dubai", "data.name": "dubai", "model.size": "tiny", "batch_size": 8, "max_epochs": 99}
+EXPERIMENT = {
+    "name": "dinov3_dubai",
+    "data.name": "dubai",
+    "model.backbone.size": "tiny",
+    "batch_size": 8,
+    "max_epochs": 99,
+}
 EXPERIMENTS = [
     ("experiment=timebridge_small seed=1", {"seed": 1}), ("experiment=dinov3_dubai seed=1", EXPERIMENT),
     ("experiment=dinov3_dubai seed=2", {**EXPERIMENT, "seed": 2}), ("", {**EXPERIMENT, "seed": 2, "optim.lr": 1.0}),

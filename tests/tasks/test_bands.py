@@ -47,8 +47,9 @@ def train(folder, name):
     settings = [
         "experiment=dinov3_dubai", "data=segmentation", "data.name=fields", f"data.root={folder / 'data'}",
         "data.classes=[low,high]", "data.palette=null", "data.bands=[B04,B03,B02,B08]",
-        "data.value_range=[700,2600]", "data.mean=train", "data.size=64", "data.num_workers=0", "model.embed_dim=32",
-        "model.depth=1", "model.num_heads=2", "model.patch_size=8", "model.head=linear", "model.window=64",
+        "data.value_range=[700,2600]", "data.mean=train", "data.size=64", "data.num_workers=0",
+        *(f"model.backbone.{key}" for key in ("embed_dim=32", "depth=1", "num_heads=2", "patch_size=8")),
+        "model/head=linear", "model.window=64",
         "global_batch_size=8", "max_steps=40", "val_every=40", "optim.lr=3e-3", "schedule.warmup_steps=2",
         "checkpoint.every_steps=20", "plots=false",
     ]  # fmt: skip

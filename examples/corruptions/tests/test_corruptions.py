@@ -36,8 +36,8 @@ def test_figures_are_the_same_on_any_number_of_processes_and_batches(run, exp):
 
 def test_of_images_and_in_a_sweep(run, exp):
     small = ["data.size=32", "data.splits={train: ['tile2/*_00[1-3].*'], val: ['tile2/*_008.*']}", "model.window=64"]
-    run("experiment=dinov3_dubai", "backend=cpu", *small, "model.depth=1", "global_batch_size=2", "max_epochs=null",
-        "max_steps=1", "plots=false", "output_dir=run")  # fmt: skip
+    run("experiment=dinov3_dubai", "backend=cpu", *small, "model.backbone.depth=1", "global_batch_size=2",
+        "max_epochs=null", "max_steps=1", "plots=false", "output_dir=run")  # fmt: skip
     run("-m", *TEST, "task.key=image", "task.severities=[2]", "task.kinds=[missing],[blackout]", "sweep.plots=false",
         "output_dir=sweep")  # fmt: skip
     for number, kind in enumerate(("missing", "blackout")):

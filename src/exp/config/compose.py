@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.resolve import mark_untrusted, resolve, walk
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.config.sources import choices, open_dicts, structure_of, task_class_by_name, user_config_files
+from exp.config.sources import choices, nested_groups, open_dicts, structure_of, task_class_by_name, user_config_files
 from exp.console import display_path
 from exp.errors import ConfigError, first_line, nearest
 from exp.runs.files import read_yaml
@@ -80,7 +80,27 @@ def typed(config: Any, untrusted: bool = False) -> ExpConfig:
             keys = cls.keys if group == "launcher" else cls
         if keys is not None:
             root[group] = keys
-    return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
+    config = OmegaConf.merge(root, content)  # the result has the types of root
+    _type_parts(config)
+    return cast(ExpConfig, config)
+
+
+def _type_parts(config: Any) -> None:
+    """Add the types of the parts of a model, such as its backbone and its head, in place.
+
+    A part is a section below ``model`` with a ``_target_`` whose keys a plugin types; those of other classes stay open.
+    """
+    for group in nested_groups():
+        key = group.replace("/", ".")
+        value = OmegaConf.select(config, key)
+        if isinstance(value, str):
+            raise ConfigError(f"{key}={value} is no section of keys; choose one with {group}={value}", key=key)
+    for _, parent, name, part in list(walk(config.get("model"), "model")):
+        structure = structure_of(part.get("_target_")) if isinstance(part, DictConfig) else None
+        if structure is not None and OmegaConf.get_type(part) is not structure:
+            content = OmegaConf.to_container(part, resolve=False)
+            parent[name] = structure
+            parent[name].merge_with(content)
 
 
 def load(path: Path) -> ExpConfig:
@@ -114,7 +134,7 @@ def replace_dict_overrides(config: Any, overrides: Sequence[str]) -> None:
     """Replace each dictionary of ``data`` and ``model`` that an override sets; Hydra would merge the two.
 
     Args:
-        config: composed and typed; changed in place.
+        config: composed; changed in place.
         overrides: the user's overrides.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):

@@ -24,7 +24,9 @@ _MAX_CHARS = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
 # Keys on which the results of a run depend, except _SPEED_ONLY: those change the speed or the memory, not the results.
 _RESULT_KEYS = re.compile(r"(?:model|data)(?:\..*)?|seed|precision")
-_SPEED_ONLY = re.compile(r"data\.(?:num_workers|eval_batch_size|cache_mb|device_cache)|model\.activation_checkpointing")
+_SPEED_ONLY = re.compile(
+    r"data\.(?:num_workers|eval_batch_size|cache_mb|device_cache)|model\.backbone\.activation_checkpointing"
+)
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _IGNORED = re.compile(
     r"output_dir|overwrite|checkpoint\.trusted|resume|resume_changed_data|init_partial|batch_size"

@@ -106,7 +106,8 @@ def _hint(unknown: str, error: BaseException) -> str:
         return f"; use {_FOREIGN_KEYS[group]}"
     if unknown in group_keys():
         return f": the chosen {group} does not have it; leave it out, or choose another {group}"
-    same_name = [key for key in keys if key.rpartition(".")[2] == (last or group)]
+    nested = [key for key in group_keys() if key.count(".") > 1 and key.startswith(f"{group}.")]
+    same_name = [key for key in [*keys, *nested] if key.rpartition(".")[2] == (last or group)]
     return f"; did you mean '{same_name[0]}'?" if same_name else nearest(unknown, keys)
 
 

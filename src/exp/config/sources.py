@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
 __all__ = [
-    "check_hydra_key", "choices", "group_keys", "open_dicts", "register", "structure_of", "task_class_by_name",
-    "user_config_dirs", "user_config_files",
+    "check_hydra_key", "choices", "group_keys", "nested_groups", "open_dicts", "register", "structure_of",
+    "task_class_by_name", "user_config_dirs", "user_config_files",
 ]  # fmt: skip
 
 user_config_dirs: list[str] = []
@@ -161,8 +161,13 @@ def structure_of(target: str | None) -> type | None:
 
 def group_keys() -> list[str]:
     """The dotted keys of all typed choices, such as ``model.d_model``, without their members."""
-    groups = ((name.partition("/")[0], keys) for name, keys in _structures().items())
+    groups = ((name.rpartition("/")[0].replace("/", "."), keys) for name, keys in _structures().items())
     return [f"{group}.{field.name}" for group, keys in groups for field in dataclasses.fields(keys)]
+
+
+def nested_groups() -> list[str]:
+    """The groups within a section that plugins type, such as ``model/backbone``."""
+    return sorted({name.rpartition("/")[0] for name in _structures() if name.count("/") > 1})
 
 
 def task_class_by_name(name: str) -> type | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
 
 import torch
 from mmengine.model import BaseModel
+from omegaconf import OmegaConf
 
 from exp import hub
 from exp.config.compose import is_hub_source
@@ -223,7 +224,8 @@ def load_weights(
     report = f"init_from: {count} from {path}"
     if path.is_file() and read_seal(path) is None:
         report += f" ({NO_DIGEST})"
-    trusted = [f"model.{key}={format_value(config.model.get(key))}" for key in getattr(model, "unverifiable_keys", ())]
+    unverifiable = {key: OmegaConf.select(config.model, key) for key in getattr(model, "unverifiable_keys", ())}
+    trusted = [f"model.{key}={format_value(value)}" for key, value in unverifiable.items()]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
     return report if exact else "\n  ".join([report, *mismatches, *[line] * bool(line)])

@@ -85,8 +85,8 @@ def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
         config = compose.compose(primary, task_overrides)
     if OmegaConf.get_type(config) is not ExpConfig:
+        compose.replace_dict_overrides(config, overrides)
         config = compose.typed(config)  # checks what +KEY=VALUE added, too
-    compose.replace_dict_overrides(config, overrides)
     _record_choices(config)
     return config
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from exp.plugins import Family, Plugin
+from exp.vision import keys
 from exp.vision.data import keys as data_keys
-from exp.vision.dinov3 import keys as dinov3_keys
 from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = ["PredictKeys", "plugin"]
@@ -26,23 +26,37 @@ class PredictKeys:
     """Number of images on the contact sheet."""
 
 
-_SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")
+_SMALL = (
+    "model.backbone.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0",
+)  # fmt: skip
 plugin = Plugin(
     structures={
-        "model/scenes": dinov3_keys.SceneClassifierConfig,
-        "model/distillation": dinov3_keys.DistillerConfig,
+        "model/scenes": keys.SceneClassifierConfig,
+        "model/distillation": keys.DistillerConfig,
+        "model/segmentation": keys.SegmenterConfig,
+        "model/backbone/vit": keys.VisionTransformerConfig,
+        "model/head/linear": keys.LinearConfig,
+        "model/head/upsample": keys.UpsampleConfig,
+        "model/head/fcn": keys.FcnConfig,
+        "model/head/upernet": keys.UperNetConfig,
+        "model/head/dpt": keys.DptConfig,
+        "model/head/segformer": keys.SegformerConfig,
+        "model/head/mask_transformer": keys.MaskTransformerConfig,
+        "model/losses/cross_entropy": keys.CrossEntropyConfig,
+        "model/losses/focal": keys.FocalConfig,
+        "model/losses/dice": keys.DiceConfig,
+        "model/losses/lovasz": keys.LovaszConfig,
+        "model/losses/ohem": keys.OhemConfig,
+        "model/losses/boundary": keys.BoundaryConfig,
         "data/distillation": data_keys.DistillationDataConfig,
-        "model/segmentation": dinov3_keys.SegmenterConfig,
         "data/scenes": data_keys.SceneDataConfig,
         "data/segmentation": data_keys.SegmentationDataConfig,
         **{f"task/{task.name}": task for task in (Export, Features, Probe, Stats)},
     },
     keys={"task/predict": PredictKeys},
     families={
-        "scene classification": Family(
-            dinov3_keys.SceneClassifierConfig, data_keys.SceneDataConfig, "dinov3_eurosat", _SMALL
-        ),
-        "segmentation": Family(dinov3_keys.SegmenterConfig, data_keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
+        "scene classification": Family(keys.SceneClassifierConfig, data_keys.SceneDataConfig, "dinov3_eurosat", _SMALL),
+        "segmentation": Family(keys.SegmenterConfig, data_keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
     },
     outputs=("features", "features.csv", "predictions.csv", "probes.csv"),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from exp.engine.build import build_data, build_model
@@ -67,7 +69,7 @@ def export(session: Session) -> dict[str, Any]:
     uint8). ``export.json`` describes input and output. All is computed on the CPU in float32, for any backend.
 
     Raises:
-        ConfigError: the model has no method ``write_backbone``, or this torch cannot write a format.
+        ConfigError: the model has no backbone, or this torch or the backbone cannot write a format.
         RunError: outputs of a written file differ from the model's by more than ``task.tolerance``.
     """
     task = session.config.task
@@ -77,7 +79,7 @@ def export(session: Session) -> dict[str, Any]:
         )
     data: Any = build_data(session)
     model: Any = build_model(session, data).eval()
-    if not hasattr(model, "write_backbone"):
+    if not hasattr(model, "merge_updates"):
         raise ConfigError(f"task=export: model {session.config.model._target_} has no backbone to export")
     side = task.size or int(session.config.data.size)
     # Not only whole numbers: files of more than 8 bits give fractions.
@@ -164,7 +166,49 @@ def _torch_export(_: Session, model: nn.Module, folder: Path, image: torch.Tenso
 
 
 def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tensor) -> float:
-    return float(model.write_backbone(folder / "huggingface", image, session.print))
+    """Write the backbone for transformers, read it like any other weights, and compare features."""
+    folder, backbone = folder / "huggingface", model.backbone
+    folder.mkdir(exist_ok=True)
+    path, side = folder / "model.safetensors", image.shape[-1]
+    mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
+    write_json(folder / "preprocessor_config.json", processor_config(mean, std, side))
+    computed = backbone.write_huggingface(folder, side, model.band_names)
+    published = backbone.adapt_state_dict(load_file(str(path)), path)
+    loaded, state = copy.deepcopy(backbone), backbone.state_dict()
+    loaded.load_state_dict(published.weights)
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in published.statistics)
+    pixels, expected = (image.float() - mean) / std, _flat_features(backbone, model.normalize(image))
+    differing = [name for name in computed if not torch.equal(state[name], published.weights[name])]
+    if differing:
+        session.print(
+            f"export: Hugging Face's form has no {', '.join(differing)}; those of the weights are rounded otherwise "
+            "than transformers computes them, which moves features by "
+            f"{relative_difference(_flat_features(loaded, pixels), expected):.2g} of the largest"
+        )
+        # What else differs is an error.
+        loaded.load_state_dict({**published.weights, **{name: state[name] for name in differing}})
+    return relative_difference(_flat_features(loaded, pixels), expected)
+
+
+def _flat_features(backbone: Any, pixels: torch.Tensor) -> torch.Tensor:
+    features = backbone(pixels)
+    return torch.cat([values.flatten(1) for values in (*features.maps, *(features.cls or ()))], dim=1)
+
+
+def processor_config(mean: Sequence[float], std: Sequence[float], image_size: int) -> dict[str, Any]:
+    """Content of ``preprocessor_config.json``.
+
+    Args:
+        mean: of each channel, 0..255.
+        std: standard deviation of each channel, 0..255.
+        image_size: height and width, in pixels, to which images are scaled.
+    """
+    return {
+        "image_processor_type": "DINOv3ViTImageProcessor", "do_resize": True,
+        "size": {"height": image_size, "width": image_size}, "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": [value / 255 for value in mean],
+        "image_std": [value / 255 for value in std],
+    }  # fmt: skip
 
 
 _WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {

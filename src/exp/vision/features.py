@@ -71,7 +71,7 @@ def write_features(session: Session) -> dict[str, Any]:
     data, model = _build(session)
     inputs, _ = resolve_inputs(session, data)
     session.start_run()
-    read, components = getattr(data, "read_model_input", data.read), Components(int(model.backbone.embed_dim))
+    read, components = getattr(data, "read_model_input", data.read), Components(model.backbone.level_channels[-1])
     written: dict[int, list[Any]] = {}
 
     def write(number: int, entry: Input) -> None:
@@ -122,7 +122,7 @@ def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[
         name: _cast(f"{name} of {entry.path}", value.numpy(), session.config.task.feature_dtype)
         for name, value in (("cls", cls), ("patches", patches))
     }
-    (height, width), patch = pixels.shape[:2], int(model.backbone.patch_size)
+    (height, width), patch = pixels.shape[:2], model.backbone.level_strides[-1]
     about = {"file": str(entry.path), "height": height, "width": width, "patch_size": patch}
     name = f"features/{entry.name}.safetensors"
     content = save(tensors, {key: to_json(value) for key, value in about.items()})
@@ -147,7 +147,7 @@ def _cast(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def image_features(session: Session, model: Any, pixels: np.ndarray, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of the last block for one image.
+    """Features of the last level for one image.
 
     Args:
         session: the session.
@@ -156,10 +156,11 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
         window: most pixels along a side; larger images are cut into windows (:func:`exp.vision.tiling.patch_windows`).
 
     Returns:
-        ``cls`` (D,), with several windows their mean weighted by area; ``patches`` (ceil(H / patch), ceil(W / patch),
-        D). Both float32, on the CPU.
+        ``cls`` (D,), with several windows their mean weighted by area, of a backbone without CLS token the mean of the
+        patches; ``patches`` (ceil(H / patch), ceil(W / patch), D). Both float32, on the CPU.
     """
-    patch = int(model.backbone.patch_size)
+    strides = model.backbone.level_strides
+    patch = strides[-1]
     rows, columns = (-(-extent // patch) for extent in pixels.shape[:2])
     image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).unsqueeze(0)
     cls, patches = torch.zeros(()), torch.zeros(())
@@ -168,20 +169,20 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
             top, left = row_window.start, column_window.start
             part = image[..., top * patch : row_window.stop * patch, left * patch : column_window.stop * patch]
             with torch.no_grad(), session.backend.autocast(session.config.precision):
-                (features,) = model.features(part.to(session.device))
-            inner = features.patches[0].float().cpu()
+                features = model.features(part.to(session.device), [len(strides) - 1])
+            inner = features.maps[0][0].permute(1, 2, 0).float().cpu()
             if not patches.dim():
                 patches = torch.empty(rows, columns, inner.shape[-1])
             patches[tall, wide] = inner[tall.start - top : tall.stop - top, wide.start - left : wide.stop - left]
             share = (tall.stop - tall.start) * (wide.stop - wide.start) / (rows * columns)
-            cls = cls + share * features.cls[0].float().cpu()
+            cls = cls + share * features.vectors()[0][0].float().cpu()
             session.backend.end_batch()
     return cls, patches
 
 
 def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
     """Draw the maps of some images, and a contact sheet; returns the files."""
-    patch, tiles, plot_files = int(model.backbone.patch_size), [], []
+    patch, tiles, plot_files = model.backbone.level_strides[-1], [], []
     for number in evenly_spaced(len(files), session.config.task.max_images):
         file, features, _, width, *_ = files[number]
         picture = enlarge(to_rgb(shrink(read(Path(file)), _LONGEST)), 256)
@@ -338,7 +339,7 @@ def _open_or_create(session: Session, data: Any, model: Any, splits: dict[str, A
     about = {
         "experiment": config.name,
         "classes": list(data.classes),
-        "patch_size": int(model.backbone.patch_size),
+        "patch_size": model.backbone.strides[0],
         "weights": OmegaConf.to_container(config.record.weights) or {"source": config.init_from},
         "fingerprint": fingerprint,
     }
@@ -387,11 +388,13 @@ def _batch_arrays(session: Session, model: Any, batch: Any) -> dict[str, np.ndar
             "task.patches=true needs images of one size; give data.eval_pipeline a Resize(keep_ratio=false) or a crop"
         )
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        block_features = model.features(batch["image"].to(session.device), model.out_indices)
+        features = model.features(batch["image"].to(session.device), model.out_indices)
+    vectors = features.vectors()
+    count = len(vectors) // len(features.maps)  # the CLS token and the mean, or the mean alone
     values = {
-        "cls": [features.cls.float() for features in block_features],
-        "mean": [features.patches.float().mean(dim=(1, 2)) for features in block_features],
-        "patches": [features.patches.float() for features in block_features],
+        "cls": vectors[::count],
+        "mean": vectors[count - 1 :: count],
+        "patches": [level.permute(0, 2, 3, 1).float() for level in features.maps],
     }
     arrays = {name: torch.cat(values[name], dim=-1).cpu().numpy() for name in kinds}
     session.backend.end_batch()

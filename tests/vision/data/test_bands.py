@@ -11,10 +11,11 @@ import torch
 
 from exp.vision.data.keys import SceneDataConfig
 from exp.vision.data.statistics import Normalization
-from exp.vision.dinov3.models import SceneClassifier
 from exp.vision.export import describe_input
+from exp.vision.models import SceneClassifier
 from exp.vision.raster import open_image
 from tests.vision.data.conftest import by_rows, part, reads, refused
+from tests.vision.parts import vit
 
 rasterio = pytest.importorskip("rasterio")
 
@@ -189,7 +190,7 @@ def fields(scenes, scene, tmp_path):
 def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields):
     data = fields(mean="train", value_range=[0, 4000])
     data.normalization.fit()
-    data.use_model_statistics(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
+    data.use_model_statistics(SceneClassifier(backbone=vit(size="tiny", depth=1), **data.model_arguments()))
     assert json.loads(json.dumps(describe_input(data))) == {
         "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"],
         "value_range": [0.0, 4000.0], "no_data": data.read.fill.tolist(),

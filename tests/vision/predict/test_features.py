@@ -10,15 +10,16 @@ from safetensors import safe_open
 
 from exp.distributed import Distributed
 from exp.errors import RunError
-from exp.vision.dinov3.models import SceneClassifier
 from exp.vision.features import Components, image_features, write_image
+from exp.vision.models import SceneClassifier
 from exp.vision.predict import name_inputs
+from tests.vision.parts import vit
 
 
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return SceneClassifier(num_classes=3, embed_dim=32, depth=1, num_heads=2, layer_scale_init=1.0).eval()
+    return SceneClassifier(3, backbone=vit(embed_dim=32, depth=1, num_heads=2, layer_scale_init=1.0)).eval()
 
 
 def noise(height, width):
@@ -29,8 +30,8 @@ def test_an_image_that_fits_is_seen_whole_and_a_large_one_by_windows(make_sessio
     pixels = noise(70, 100)
     cls, patches = image_features(make_session(), model, pixels, 128)
     with torch.no_grad():
-        direct = model.features(torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0))[0]
-    torch.testing.assert_close((cls, patches), (direct.cls[0], direct.patches[0]))
+        direct = model.features(torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0))
+    torch.testing.assert_close((cls, patches), (direct.cls[0][0], direct.maps[0][0].permute(1, 2, 0)))
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(max(inputs[0].shape[-2:])))
     cls, patches = image_features(make_session(), model, np.full((300, 200, 3), 255, np.uint8), 128)

@@ -39,7 +39,7 @@ def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
     def work(number, entry):
         assert entry is inputs[number]
         if number == 3:
-            raise DataError(f"{entry.path} is truncated\n  details")
+            raise DataError(f"{entry.path} is truncated", details=["details"])
         seen.append(number)
 
     failures = [map_rank_shard(make_session(rank=rank, world_size=3), inputs, work, {})[1] for rank in range(3)]

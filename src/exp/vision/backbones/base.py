@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Mapping, NamedTuple, Sequence
+from typing import ClassVar, Mapping, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import nn
 
 from exp.errors import ConfigError
 
-__all__ = ["Backbone", "Features", "Published"]
+__all__ = ["Backbone", "FeatureInfo", "Features", "Published"]
 
 State = Mapping[str, torch.Tensor]
 
@@ -35,6 +35,35 @@ class Features:
     maps: list[torch.Tensor]
     cls: list[torch.Tensor] | None = None
 
+    def vectors(self) -> list[torch.Tensor]:
+        """For each level the CLS token, if there is one, and the mean over the cells, (B, C_i) each."""
+        means = [level.permute(0, 2, 3, 1).mean(dim=(1, 2)) for level in self.maps]
+        return means if self.cls is None else [vector for pair in zip(self.cls, means) for vector in pair]
+
+    def split(self, count: int) -> tuple[Features, Features]:
+        """The first ``count`` levels, and the others."""
+        first, rest = (None, None) if self.cls is None else (self.cls[:count], self.cls[count:])
+        return Features(self.maps[:count], first), Features(self.maps[count:], rest)
+
+
+class FeatureInfo(NamedTuple):
+    """What a head knows about the maps that it gets.
+
+    Attributes:
+        channels: of each map (C_i).
+        strides: pixels of the image along a side of a cell of each map.
+        has_cls: whether there is a CLS token for each map.
+    """
+
+    channels: Sequence[int]
+    strides: Sequence[int]
+    has_cls: bool = False
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all maps have one resolution, so that they are no pyramid."""
+        return len(set(self.strides)) == 1
+
 
 class Published(NamedTuple):
     """The content of a published file.
@@ -42,13 +71,14 @@ class Published(NamedTuple):
     Attributes:
         weights: tensors by the names of the backbone.
         others: further tensors of the file, such as those of a head, by their names in the file.
-        statistics: mean and standard deviation of each channel of the pretraining images, 0..255; None: not known.
+        statistics: mean and standard deviation of each channel of the pretraining images, 0..255, or their name in
+            ``model.normalization``; None: not known.
         bands_of_data: whether input channels are bands of the data already, in their order (``task=export`` of exp).
     """
 
     weights: dict[str, torch.Tensor]
     others: dict[str, torch.Tensor]
-    statistics: tuple[Sequence[float], Sequence[float]] | None = None
+    statistics: str | tuple[Sequence[float], Sequence[float]] | None = None
     bands_of_data: bool = False
 
 
@@ -68,6 +98,8 @@ class Backbone(nn.Module):
         unverifiable_keys: keys of ``model.backbone`` that the names and shapes of weights do not confirm.
     """
 
+    has_cls: ClassVar[bool] = False
+    """Whether features have a CLS token."""
     input_weights: ClassVar[Sequence[str]] = ()
     """Names of the tensors whose axis 1 are the channels of the image; converted for data with other bands."""
     linear_groups: ClassVar[Mapping[str, Sequence[str]]] = {}
@@ -139,13 +171,16 @@ class Backbone(nn.Module):
         """
         raise self.lacks("attention")
 
-    def write_huggingface(self, folder: Path, image: torch.Tensor, about: Mapping[str, Any]) -> Backbone:
-        """Write ``model.safetensors`` and ``config.json`` for transformers; returns a backbone read from these files.
+    def write_huggingface(self, folder: Path, image_size: int, band_names: Sequence[str]) -> Sequence[str]:
+        """Write ``model.safetensors`` and ``config.json`` for transformers.
 
         Args:
             folder: exists.
-            image: (B, C, H, W), normalized, of the usual size.
-            about: ``band_names`` of the image.
+            image_size: side of the training images in pixels.
+            band_names: of the image's channels; empty: not known.
+
+        Returns:
+            Names of tensors that transformers computes, and which may differ in the last digits.
 
         Raises:
             ConfigError: transformers has no such network.
@@ -157,12 +192,17 @@ class Backbone(nn.Module):
     @property
     def channels(self) -> list[int]:
         """Channels of the maps that :meth:`forward` returns."""
-        return [self.level_channels[level] for level in self.out_indices]
+        return list(self.info(self.out_indices).channels)
 
     @property
     def strides(self) -> list[int]:
         """Strides of the maps that :meth:`forward` returns."""
-        return [self.level_strides[level] for level in self.out_indices]
+        return list(self.info(self.out_indices).strides)
+
+    def info(self, levels: Sequence[int]) -> FeatureInfo:
+        """What a head knows about the maps of these levels."""
+        channels = [self.level_channels[level] for level in levels]
+        return FeatureInfo(channels, [self.level_strides[level] for level in levels], self.has_cls)
 
     @property
     def multiple(self) -> int:

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
-from exp.vision.dinov3.base import adapt_to_bands
-from exp.vision.dinov3.models import SceneClassifier
+from exp.vision.models import SceneClassifier, adapt_to_bands
+from tests.vision.parts import vit
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+DATA = ("in_channels", "band_names", "pixel_mean", "pixel_std")
 TIMM = {"storage_tokens": "reg_token", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "mlp.w1": "mlp.fc1_g",
         "mlp.w2": "mlp.fc1_x", "mlp.w3": "mlp.fc2"}  # fmt: skip
 
@@ -36,8 +37,9 @@ def published(model, form="authors"):
     return state
 
 
-def scenes(**settings):
-    return SceneClassifier(3, **{**SMALL, **settings})
+def scenes(normalization="auto", **settings):
+    data = {key: settings.pop(key) for key in DATA if key in settings}
+    return SceneClassifier(3, backbone=vit(**{**SMALL, **settings}), normalization=normalization, **data)
 
 
 def loaded(state, name="w.pth", **settings):
@@ -64,7 +66,7 @@ def test_both_forms_are_read_bare_and_as_a_part_of_another_model(form):
         assert "decode_head.conv_seg.weight" in left.unexpected_keys
         torch.testing.assert_close(dict(target.backbone.state_dict()), dict(source.backbone.state_dict()))
         assert list(target.unverifiable_keys) == (
-            [] if form == "authors" else ["num_heads"]
+            [] if form == "authors" else ["backbone.num_heads"]
         )  # whose files have periods
 
 
@@ -96,7 +98,7 @@ def test_what_stands_beside_weights_counts_in_any_format(tmp_path, name):
         model, mean, std = read({**satellite, **rescale}, num_attention_heads=2)
         assert mean == pytest.approx([109.65, 104.805, 75.48])
         assert std == pytest.approx([54.315, 39.78, 36.465])
-        assert (model.normalization, model.unverifiable_keys) == ("satellite", ())
+        assert (model.normalization, model.unverifiable_keys) == ("satellite", [])
     assert read({**satellite, "do_rescale": False})[1] == pytest.approx([0.430, 0.411, 0.296])
     assert read({**satellite, "do_normalize": False})[1:] == ([0.0] * 3, pytest.approx([255.0] * 3))
     model, mean, _ = read({}, pretrained_cfg={"mean": [0.5, 0.4, 0.3], "std": [0.1, 0.1, 0.1]}, rope_theta=16.0)
@@ -104,7 +106,7 @@ def test_what_stands_beside_weights_counts_in_any_format(tmp_path, name):
     assert model.normalization == "own"
     # 16 ** (2 i / 8) of heads of 16 elements
     assert model.backbone.rope.periods.tolist() == pytest.approx([1.0, 2.0, 4.0, 8.0])
-    with pytest.raises(ConfigError, match=r"model\.num_heads=4"):
+    with pytest.raises(ConfigError, match=r"model\.backbone\.num_heads=4"):
         read({}, num_attention_heads=4)
     with pytest.raises(ConfigError, match="dinov3_convnext"):
         read({}, model_type="dinov3_convnext")
@@ -120,15 +122,19 @@ def test_a_convnext_is_named(name):
 
 
 def test_weights_of_another_size_name_the_keys_that_mend_it():
-    ours, whole = scenes().state_dict(), SceneClassifier(3, size="vits16")
+    ours, whole = scenes().state_dict(), SceneClassifier(3, backbone=vit(size="vits16"))
     for settings, state, key in (
-        ({"size": "vits16plus"}, published(whole), "model.size=vits16"),
-        ({"depth": 3}, ours, "model.depth=2"),
-        ({"num_heads": 4}, ours, "model.num_heads=2"),
-        ({"size": "vits16plus"}, ours, "model.size=tiny"),
-        ({"patch_size": 8}, published(scenes()), "model.patch_size=16"),
+        ({"size": "vits16plus"}, published(whole), "model.backbone.size=vits16"),
+        ({"depth": 3}, ours, "model.backbone.depth=2"),
+        ({"num_heads": 4}, ours, "model.backbone.num_heads=2"),
+        ({"size": "vits16plus"}, ours, "model.backbone.size=tiny"),
+        ({"patch_size": 8}, published(scenes()), "model.backbone.patch_size=16"),
         # Without periods the number of heads is the published one.
-        ({"embed_dim": None, "depth": None, "num_heads": 12}, published(whole, "timm"), "model.num_heads=null"),
+        (
+            {"embed_dim": None, "depth": None, "num_heads": 12},
+            published(whole, "timm"),
+            "model.backbone.num_heads=null",
+        ),
     ):
         with pytest.raises(ConfigError, match=key):
             loaded(state, **settings)
@@ -148,7 +154,7 @@ def test_periods_of_the_file_are_honoured():
 
     def features_of(model):
         with torch.no_grad():
-            return model.eval().backbone(waves(1, 3, 32, 32))[0].patches[..., 0].flatten().tolist()
+            return model.eval().backbone(waves(1, 3, 32, 32)).maps[0][:, 0].flatten().tolist()
 
     source, resumed = scenes(), scenes()
     for number, parameter in enumerate(source.backbone.parameters()):

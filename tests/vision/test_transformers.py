@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from exp.engine.weights import read_weights
 from exp.errors import ConfigError
-from exp.vision.dinov3 import huggingface
-from exp.vision.dinov3 import weights as published
-from exp.vision.dinov3.backbone import SIZES, Size, VisionTransformer
-from exp.vision.dinov3.models import SceneClassifier
+from exp.vision.backbones.vit import VisionTransformer
+from exp.vision.backbones.vit_weights import SIZES, Size
+from exp.vision.export import processor_config
+from exp.vision.models import SceneClassifier
+from tests.vision.parts import vit
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.
@@ -53,7 +53,7 @@ def make_reference(transformers, size, noise, **settings):
 @torch.no_grad()
 def same_features(features, reference, pixels, tolerance=1e-5):
     expected = reference(pixels).last_hidden_state
-    found = [features.cls, features.patches.flatten(1, 2)]
+    found = [features.cls[0], features.maps[0].flatten(2).transpose(1, 2)]
     torch.testing.assert_close(found, [expected[:, 0], expected[:, 5:]], rtol=tolerance, atol=tolerance)
 
 
@@ -62,17 +62,13 @@ def same_features(features, reference, pixels, tolerance=1e-5):
 )
 def test_every_size(transformers, name):
     size = Size(**{**SIZES[name].__dict__, "depth": DEPTHS.get(name, SIZES[name].depth)})
-    reference, ours = make_reference(transformers, size, 0.02), VisionTransformer(size).eval()
-    ours.load_state_dict(
-        published.with_periods(
-            published.adapt_published(reference.state_dict()), published.SidecarConfig(size.num_heads)
-        )
-    )
+    reference, ours = make_reference(transformers, size, 0.02), VisionTransformer(size=name, depth=size.depth).eval()
+    ours.load_state_dict(ours.adapt_state_dict(reference.state_dict(), Path("w.pth")).weights)
     image = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
-        (features,) = ours(image)
+        features = ours(image)
     same_features(features, reference, image)
-    assert features.patches.shape == (2, 4, 6, size.embed_dim)
+    assert features.maps[0].shape == (2, size.embed_dim, 4, 6)
 
 
 def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
@@ -85,13 +81,13 @@ def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
     weights = read_weights(tmp_path)
 
     def model():
-        ours = SceneClassifier(3, embed_dim=48, depth=2, num_heads=4).eval()
+        ours = SceneClassifier(3, backbone=vit(embed_dim=48, depth=2, num_heads=4)).eval()
         ours.load_state_dict(ours.adapt_state_dict(weights.state, weights.path), strict=False)
         return ours
 
     image = torch.randint(0, 256, (1, 3, 32, 48))
     pixels = (image / 128 - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
-    same_features(model().features(image)[0], reference, pixels, 1e-4)
+    same_features(model().features(image), reference, pixels, 1e-4)
     for wrong in ({"model_type": "dinov2"}, {"layer_norm_eps": 1e-6}, {"hidden_act": "relu"}):
         (tmp_path / "config.json").write_text(json.dumps({**reference.config.to_dict(), **wrong}))
         with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -104,19 +100,12 @@ def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
 @pytest.mark.parametrize("size", ["vits16", "vits16plus"])
 def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     torch.manual_seed(0)
-    model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0).eval()
+    model = SceneClassifier(3, backbone=vit(size=size, embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)).eval()
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
-    save_file(
-        huggingface.transformers_tensors(backbone.state_dict(), backbone.size.gated),
-        str(tmp_path / "model.safetensors"),
-    )
-    processor = huggingface.processor_config(
-        model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64
-    )
-    config = huggingface.model_config(backbone, [], 64)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert backbone.write_huggingface(tmp_path, 64, []) == ["rope.periods"]
+    processor = processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
     theirs, told = transformers.DINOv3ViTModel.from_pretrained(tmp_path, output_loading_info=True)
     assert [told["missing_keys"], told["unexpected_keys"]] == [set(), set()]
     mean, std = (torch.tensor(processor[key]).view(1, 3, 1, 1) for key in ("image_mean", "image_std"))
     pixels = (image * processor["rescale_factor"] - mean) / std
-    same_features(model.features(image)[0], theirs.eval(), pixels, 1e-4)
+    same_features(model.features(image), theirs.eval(), pixels, 1e-4)

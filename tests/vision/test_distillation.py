@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exp.vision.dinov3.models import Distiller, SceneClassifier
+from exp.vision.distillation import Distiller
+from exp.vision.models import SceneClassifier
+from tests.vision.parts import vit
 
 STUDENT = {"embed_dim": 16, "depth": 1, "num_heads": 1, "layer_scale_init": 0.5}
 TEACHER = {"size": "tiny", "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -17,26 +19,27 @@ IMAGES = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8, generator=torc
 def weights(tmp_path):
     """A teacher's weights: of a run, with another head and normalisation."""
     torch.manual_seed(3)
-    model = SceneClassifier(4, **TEACHER, layer_scale_init=0.5, normalization="satellite")
+    model = SceneClassifier(4, backbone=vit(**TEACHER, layer_scale_init=0.5), normalization="satellite")
     torch.save(model.state_dict(), tmp_path / "teacher.pth")
     return model.eval(), str(tmp_path / "teacher.pth")
 
 
 def student(file, **settings):
     torch.manual_seed(0)
-    return Distiller(teacher={**TEACHER, "init_from": file}, **STUDENT, **settings)
+    return Distiller(teacher={"backbone": vit(**TEACHER), "init_from": file}, backbone=vit(**STUDENT), **settings)
 
 
 def test_losses_and_agreement_by_their_formulas(weights):
     teacher, file = weights
     model = student(file, cls_token_weight=0.5, patch_weight=2.0, smooth_l1_ratio=0.25)
-    (theirs,), (ours,) = teacher.features(IMAGES), model.features(IMAGES)
+    theirs, ours = teacher.features(IMAGES), model.features(IMAGES)
+    their_patches, our_patches = (features.maps[0].permute(0, 2, 3, 1) for features in (theirs, ours))
 
     def standardized(x):
         return (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
 
-    cosine_cls = F.cosine_similarity(model.project_cls(ours.cls), standardized(theirs.cls), dim=-1)
-    projected, wanted = model.project_patches(ours.patches), standardized(theirs.patches)
+    cosine_cls = F.cosine_similarity(model.project_cls(ours.cls[0]), standardized(theirs.cls[0]), dim=-1)
+    projected, wanted = model.project_patches(our_patches), standardized(their_patches)
     cosine = F.cosine_similarity(projected, wanted, dim=-1)
     distance = (projected - wanted).abs()
     smooth = torch.where(distance < 1, distance.square() / 2, distance - 0.5).mean()

@@ -1,4 +1,6 @@
-"""Read DINOv3 weights with the names of the authors, of transformers and of timm.
+"""The published vision transformers of DINOv3: their sizes, and their weights.
+
+Weights are read with the names of the authors, of transformers and of timm, and written with those of transformers.
 
 All three have the same values; only names and the packing of query, key and value differ. Only the authors' files have
 the periods of the rotary embedding: transformers and timm compute them in float32, and so do we for their files. What
@@ -9,30 +11,81 @@ Every tensor of a backbone is used, known to be unneeded, or refused.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
+from safetensors.torch import save
 
 from exp.errors import ConfigError
 from exp.models.base import best_prefix
-from exp.runs.files import read_json
-from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
+from exp.runs.files import read_json, write_atomically, write_json
+from exp.vision.backbones.base import Published
 
-__all__ = ["HEAD", "MLP_NAMES", "MODEL_TYPE", "NAMES", "SidecarConfig", "adapt_published", "check_backbone",
-           "pretraining_of", "published_prefix", "read_sidecar_config", "refuse_convnext", "with_periods"]  # fmt: skip
+__all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "SidecarConfig", "Size", "check_backbone", "pretraining_of",
+           "read_published", "read_sidecar_config", "rope_periods", "write_huggingface"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    """The dimensions of a model of the family, a row of the paper's table.
+
+    Attributes:
+        embed_dim: elements of a token (D).
+        depth: blocks.
+        num_heads: attention heads.
+        hidden_dim: hidden units of the feed-forward layers.
+        gated: whether these are SwiGLU (arXiv 2002.05202) instead of a GELU MLP.
+        storage_tokens: register tokens (arXiv 2309.16588).
+    """
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+    hidden_dim: int
+    gated: bool = False
+    storage_tokens: int = 4
+
+
+# The paper's "x6" and "x3" of SwiGLU count both input projections, with as many parameters as an MLP: x4 and x2 here.
+SIZES = {
+    "tiny": Size(192, 4, 3, 768),  # not published: for quick runs from random weights
+    "vits16": Size(384, 12, 6, 1536),
+    "vits16plus": Size(384, 12, 6, 1536, gated=True),
+    "vitb16": Size(768, 12, 12, 3072),
+    "vitl16": Size(1024, 24, 16, 4096),
+    "vitl16plus": Size(1024, 24, 16, 4096, gated=True),
+    "vith16plus": Size(1280, 32, 20, 5120, gated=True),
+    "vit7b16": Size(4096, 40, 32, 8192, gated=True),
+}
+"""The sizes by name."""
+
+
+# Epsilon of all layer norms.
+NORM_EPS = 1e-5
+
+# Base of the periods of the rotary embedding; the longest period is slightly shorter.
+ROPE_BASE = 100.0
+
+
+def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
+    """Periods of the rotary embedding, float32 (head_dim / 4,): base ** (k / (head_dim / 4)) for k = 0, 1, ..."""
+    quarter = head_dim // 4
+    return base ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+
 
 _State = Mapping[str, torch.Tensor]
-MODEL_TYPE = "dinov3_vit"
+_MODEL_TYPE = "dinov3_vit"
 
-NAMES = {
+_NAMES = {
     ".blocks.": (".layer.",), ".patch_embed.proj.": (".embeddings.patch_embeddings.",),
     ".cls_token": (".embeddings.cls_token",), ".storage_tokens": (".embeddings.register_tokens", ".reg_token"),
     ".attn.proj.": (".attention.o_proj.",), ".rope.periods": (".rope_embed.periods",),
     ".ls1.gamma": (".layer_scale1.lambda1", ".gamma_1"), ".ls2.gamma": (".layer_scale2.lambda1", ".gamma_2"),
 }  # fmt: skip
 """Parts of names, each with a leading dot: ours -> those of transformers and timm (of the periods: the authors')."""
-MLP_NAMES: dict[bool, dict[str, tuple[str, ...]]] = {
+_MLP_NAMES: dict[bool, dict[str, tuple[str, ...]]] = {
     True: {".mlp.w1.": (".mlp.gate_proj.", ".mlp.fc1_g."), ".mlp.w2.": (".mlp.up_proj.", ".mlp.fc1_x."),
            ".mlp.w3.": (".mlp.down_proj.", ".mlp.fc2.")},
     False: {".mlp.fc1.": (".mlp.up_proj.",), ".mlp.fc2.": (".mlp.down_proj.",)},
@@ -44,12 +97,12 @@ _SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?
 _UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm|(?:^|\.)inv_freq$")
 _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
 _CONVNEXT = re.compile(r"(?:^|\.)(?:stages\.\d+\..*(?:dwconv|depthwise_conv|conv_dw)|downsample_layers\.\d)")
-HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
+_HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
 """Published names of tensors that belong to a head, beside those of a backbone without prefix."""
 
 
-def adapt_published(state: _State) -> dict[str, torch.Tensor]:
-    """Published weights under the names of :class:`exp.vision.dinov3.backbone.VisionTransformer`.
+def _adapt_published(state: _State) -> dict[str, torch.Tensor]:
+    """Published weights under the names of :class:`exp.vision.backbones.vit.VisionTransformer`.
 
     Args:
         state: tensors by name, with the names of the authors, transformers or timm.
@@ -58,7 +111,7 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         The weights of the backbone, with zeros for biases that a file leaves out because they are zero.
     """
     gated = any(re.search(r"mlp\.(w1|gate_proj|fc1_g)\.", key) for key in state)
-    renamed = {old: new for new, names in {**NAMES, **MLP_NAMES[gated]}.items() for old in names}
+    renamed = {old: new for new, names in {**_NAMES, **_MLP_NAMES[gated]}.items() for old in names}
     adapted: dict[str, torch.Tensor] = {}
     separate: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
@@ -82,7 +135,7 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
     return adapted
 
 
-def published_prefix(state: _State) -> str | None:
+def _published_prefix(state: _State) -> str | None:
     """The prefix of the names of a published backbone, such as ``backbone.`` or ``teacher.backbone.``.
 
     Returns:
@@ -93,7 +146,7 @@ def published_prefix(state: _State) -> str | None:
     return best_prefix(prefixes) if prefixes else None
 
 
-def with_periods(state: _State, sidecar: SidecarConfig) -> dict[str, torch.Tensor]:
+def _with_periods(state: _State, sidecar: SidecarConfig) -> dict[str, torch.Tensor]:
     """Add the periods of the rotary embedding if the weights have none, as transformers computes them.
 
     Args:
@@ -138,7 +191,7 @@ def _infer_keys(state: _State) -> tuple[dict[str, Any], int]:
     return {**keys, "embed_dim": dim, "depth": depth, **({"num_heads": heads} if heads else {})}, heads
 
 
-def refuse_convnext(state: _State, source: Path) -> None:
+def _refuse_convnext(state: _State, source: Path) -> None:
     """Refuse the weights of a ConvNeXt, in the names of the authors, transformers or timm.
 
     Raises:
@@ -165,7 +218,7 @@ def check_backbone(state: _State, model_state: _State, source: Path) -> None:
     differing = [key for key, value in file_keys.items() if model_keys.get(key) != value]
     if differing:
         model_settings, file_settings = (
-            " ".join(f"model.{key}={'null' if keys.get(key) is None else keys[key]}" for key in differing)
+            " ".join(f"model.backbone.{key}={'null' if keys.get(key) is None else keys[key]}" for key in differing)
             for keys in (model_keys, file_keys)
         )
         raise ConfigError(
@@ -214,7 +267,7 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     try:
         config, processor = (read_json(file) if file.is_file() else {} for file in files)
         activation = "silu" if config.get("use_gated_mlp") else "gelu"
-        expected = {"model_type": MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
+        expected = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
         differing = [f"{key}={config[key]}" for key, value in expected.items() if config.get(key, value) != value]
         timm_processor = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
         statistics = _statistics(processor) or _statistics(timm_processor)
@@ -228,7 +281,7 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     if differing:
         raise ConfigError(
             f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(differing)}); the "
-            f"backbones here are DINOv3's ViTs ({MODEL_TYPE})"
+            f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
         )
     return SidecarConfig(heads, base, statistics, from_exp="band_names" in config)
 
@@ -242,3 +295,87 @@ def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]
         return None
     mean, std = ([float(value) / factor for value in processor[key]] for key in ("image_mean", "image_std"))
     return mean, std
+
+
+def read_published(backbone: Any, state: _State, source: Path) -> Published | None:
+    """Read a published file, with rotary periods and pixel statistics from the files beside it.
+
+    The backbone may have a prefix such as ``teacher.backbone.``; the heads of that model are not used.
+
+    Args:
+        backbone: an :class:`exp.vision.backbones.vit.VisionTransformer`; its ``unverifiable_keys`` are set.
+        state: tensors by name.
+        source: the file.
+
+    Raises:
+        ConfigError: the weights are of another family.
+    """
+    _refuse_convnext(state, source)
+    prefix = _published_prefix(state)
+    if prefix is None:
+        return None
+    sidecar = read_sidecar_config(source)
+    own = {key[len(prefix) :]: value for key, value in state.items()
+           if key.startswith(prefix) and (prefix or not _HEAD.match(key))}  # fmt: skip
+    others = {key: value for key, value in state.items()
+              if not key.startswith(prefix) or key[len(prefix) :] not in own}  # fmt: skip
+    weights = _with_periods(_adapt_published(own), sidecar)
+    if "rope.periods" not in weights:
+        backbone.unverifiable_keys = ["num_heads"]
+        weights["rope.periods"] = rope_periods(backbone.rope.head_dim, sidecar.rope_base)
+    return Published(weights, others, sidecar.statistics or pretraining_of(source), sidecar.from_exp)
+
+
+def write_huggingface(backbone: Any, folder: Path, image_size: int, band_names: Sequence[str]) -> None:
+    """Write ``model.safetensors`` and ``config.json``; arguments as of :class:`exp.vision.backbones.base.Backbone`."""
+    tensors = _transformers_tensors(backbone.state_dict(), backbone.size.gated)
+    write_atomically(folder / "model.safetensors", save(tensors, {"format": "pt"}))
+    write_json(folder / "config.json", _transformers_config(backbone, band_names, image_size))
+
+
+def _transformers_tensors(state: Mapping[str, torch.Tensor], gated: bool) -> dict[str, torch.Tensor]:
+    """The tensors of transformers' ``model.safetensors``.
+
+    Args:
+        state: of :class:`exp.vision.backbones.vit.VisionTransformer`.
+        gated: whether its feed-forward layers are gated.
+
+    Returns:
+        Contiguous tensors by name, without the periods of the rotary embedding, which transformers computes, and with a
+        mask token of zeros, which only pretraining uses.
+    """
+    tensors = {"embeddings.mask_token": torch.zeros_like(state["cls_token"])}
+    for key, value in state.items():
+        key = f".{key}"
+        for exp_name, published_names in {**_NAMES, **_MLP_NAMES[gated]}.items():
+            key = key.replace(exp_name, published_names[0])
+        block, packed, kind = key[1:].partition(".attn.qkv.")
+        if packed:
+            tensors.update({f"{block}.attention.{name}_proj.{kind}": part.clone()
+                          for name, part in zip("qkv", value.chunk(3)) if (name, kind) != ("k", "bias")})  # fmt: skip
+        elif not key.endswith("periods"):
+            tensors[key[1:]] = value.contiguous()
+    return tensors
+
+
+def _transformers_config(backbone: Any, band_names: Sequence[str], image_size: int) -> dict[str, Any]:
+    """Content of ``config.json``.
+
+    Args:
+        backbone: an :class:`exp.vision.backbones.vit.VisionTransformer`; periods that are the usual ones, rounded,
+            are written as the usual base.
+        band_names: of the image's channels, if known; transformers does not read them.
+        image_size: side of the training images in pixels; the backbone takes other sizes, too.
+    """
+    size, periods = backbone.size, backbone.rope.periods
+    default_periods = rope_periods(4 * len(periods)).to(periods)
+    base = ROPE_BASE if torch.allclose(periods, default_periods, rtol=1e-2) else float(periods[1]) ** len(periods)
+    return {
+        "architectures": ["DINOv3ViTModel"], "model_type": _MODEL_TYPE, "torch_dtype": "float32",
+        "hidden_size": size.embed_dim, "intermediate_size": size.hidden_dim, "num_hidden_layers": size.depth,
+        "num_attention_heads": size.num_heads, "num_register_tokens": size.storage_tokens, "use_gated_mlp": size.gated,
+        "hidden_act": "silu" if size.gated else "gelu", "patch_size": backbone.patch_size,
+        "num_channels": backbone.patch_embed.proj.in_channels, "band_names": list(band_names), "image_size": image_size,
+        "layer_norm_eps": NORM_EPS, "rope_theta": base,
+        "query_bias": True, "key_bias": False, "value_bias": True, "proj_bias": True, "mlp_bias": True,
+    }  # fmt: skip

@@ -1,22 +1,22 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from exp.vision.dinov3.backbone import SIZES, VisionTransformer
-from exp.vision.dinov3.keys import ImageModelConfig
+from exp.vision.backbones.vit import VisionTransformer
+from exp.vision.backbones.vit_weights import SIZES
+from exp.vision.models import SceneClassifier
+from tests.vision.parts import vit
 
-TINY = dataclasses.replace(SIZES["tiny"], embed_dim=32, depth=3, num_heads=2, hidden_dim=64)
+TINY = {"size": "tiny", "embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale_init": 0.5}
 # Published parameter counts (arXiv 2508.10104, table of the family), in millions.
 PUBLISHED = {"vits16": 21.6, "vits16plus": 29, "vitb16": 86, "vitl16": 300, "vith16plus": 840, "vit7b16": 6716}
 
 
 def tiny(**settings):
     torch.manual_seed(0)
-    return VisionTransformer(TINY, config=ImageModelConfig(layer_scale_init=0.5, **settings))
+    return VisionTransformer(**TINY, **settings)
 
 
 def num_parameters(size):
@@ -34,21 +34,23 @@ def test_parameters_are_as_many_as_published():
 
 def test_any_image_size_and_any_blocks_in_their_order():
     model, image = tiny().eval(), torch.randn(1, 3, 33, 5)
-    last, first = model(image, out_indices=[2, 0])
-    assert last.patches.shape == (1, 3, 1, 32)
-    torch.testing.assert_close(model(F.pad(image, (0, 11, 0, 15)))[0].patches, last.patches)
-    torch.testing.assert_close(first.cls, model(image, out_indices=[0])[0].cls)
-    assert not torch.allclose(first.cls, last.cls)
+    features = model(image, out_indices=[2, 0])
+    (last, first), (last_cls, first_cls) = features.maps, features.cls
+    assert last.shape == first.shape == (1, 32, 3, 1)
+    torch.testing.assert_close(model(F.pad(image, (0, 11, 0, 15))).maps[0], last)
+    torch.testing.assert_close(first_cls, model(image, out_indices=[0]).cls[0])
+    assert not torch.allclose(first_cls, last_cls)
 
 
 @pytest.mark.parametrize(("freeze", "trainable"), [("none", 3), ("all", 0), ("1", 2)])
 def test_frozen_blocks(freeze, trainable):
-    model = tiny(freeze=freeze, drop_path_rate=0.9).train()
+    whole = SceneClassifier(3, freeze=freeze, backbone=vit(**TINY, drop_path_rate=0.9)).train()
+    model = whole.backbone
     moving = {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad and "blocks" in name}
     assert len(moving) == trainable
     assert model.patch_embed.proj.weight.requires_grad is model.cls_token.requires_grad is (freeze == "none")
     image = torch.randn(1, 3, 32, 32)
-    first, second = (model(image)[0].patches for _ in range(2))
+    first, second = (model(image).maps[0] for _ in range(2))
     assert first.requires_grad is model.norm.weight.requires_grad is (freeze != "all")
     if freeze == "all":  # nothing is dropped in what stays as it is
         assert torch.equal(first, second)
@@ -56,9 +58,9 @@ def test_frozen_blocks(freeze, trainable):
 
 def test_drop_path_keeps_the_mean():
     image = torch.randn(1, 3, 32, 32)
-    plain = tiny().eval()(image)[0].patches
+    plain = tiny().eval()(image).maps[0]
     dropping = tiny(drop_path_rate=0.5)
-    torch.testing.assert_close(dropping.eval()(image)[0].patches, plain)
+    torch.testing.assert_close(dropping.eval()(image).maps[0], plain)
     block = dropping.blocks[2]  # 0.5 in the last, 0 in the first
     tokens, table = torch.randn(1, 5, 32).expand(2000, -1, -1), torch.zeros(5, 8)
     with torch.no_grad():

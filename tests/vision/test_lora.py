@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from exp.vision.dinov3.backbone import is_lora
-from exp.vision.dinov3.models import SceneClassifier
+from exp.vision.lora import is_lora
+from exp.vision.models import SceneClassifier
+from tests.vision.parts import vit
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale_init": 0.5}
 
 
-def model(seed=0, **settings):
+def model(seed=0, size="vits16", **settings):
     torch.manual_seed(seed)
-    return SceneClassifier(3, **{**SMALL, "lora": {"rank": 4, "alpha": 8.0}, **settings})
+    return SceneClassifier(3, backbone=vit(size=size, **SMALL), **{"lora": {"rank": 4, "alpha": 8.0}, **settings})
 
 
 def moved(trained):
@@ -34,7 +35,7 @@ def test_updates_begin_as_nothing_and_add_what_the_paper_says():
     plain, adapted = model(lora=None).eval(), model().eval()
     adapted.load_state_dict(plain.state_dict(), strict=False)
     torch.testing.assert_close(adapted(image=IMAGE), plain(image=IMAGE))
-    update, x = moved(adapted).backbone.blocks[0].mlp.lora["fc1"], torch.randn(5, 32)
+    update, x = moved(adapted).backbone.blocks[0].mlp.fc1.lora["fc1"], torch.randn(5, 32)
     torch.testing.assert_close(update(x), x @ (8.0 / 4 * update.up @ update.down).t())
 
 
@@ -52,6 +53,6 @@ def test_merged_weights_compute_the_same_whatever_updates_begin_then(size, targe
     again = model(size=size, lora={"rank": 4, "alpha": 1.0, "targets": targets}).eval()
     again.load_state_dict(adapted.state_dict())  # as resuming does: the factor of the file counts
     torch.testing.assert_close(again(image=IMAGE), expected)
-    adapted.backbone.merge_updates()
+    adapted.merge_updates()
     assert not any(map(is_lora, adapted.state_dict()))
     torch.testing.assert_close(adapted(image=IMAGE), expected, rtol=1e-4, atol=1e-5)

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from exp.vision.dinov3.backbone import VisionTransformer, rope_periods
-from exp.vision.dinov3.base import adapt_to_bands, resolve_size
-from exp.vision.dinov3.keys import BackboneConfig, ImageModelConfig
-from exp.vision.dinov3.models import SceneClassifier, Segmenter
+from exp.vision.backbones.vit import VisionTransformer
+from exp.vision.backbones.vit_weights import rope_periods
+from exp.vision.models import SceneClassifier, Segmenter, adapt_to_bands
+from tests.vision.parts import head, loss, vit
 
 HEADS, PATCH, STORAGE = 2, 4, 4
+SMALL = vit(embed_dim=16, depth=1, num_heads=1)
 
 
 def backbone(gated):
     """Two blocks of 16 elements, whose weights and biases are all different, those of the keys included."""
     torch.manual_seed(0)
-    size = resolve_size(BackboneConfig("vits16plus" if gated else "vits16", embed_dim=16, depth=2, num_heads=HEADS))
-    model = VisionTransformer(size, config=ImageModelConfig(patch_size=PATCH)).eval()
+    size = "vits16plus" if gated else "vits16"
+    model = VisionTransformer(size=size, embed_dim=16, depth=2, num_heads=HEADS, patch_size=PATCH).eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.4)
     return model
@@ -64,8 +65,8 @@ def by_formulas(state, image, gated):
         bias[16:32] = 0.0  # keys have none
         query, key, value = np.split(normed @ own["attn.qkv.weight"].T + bias, 3, axis=-1)
         mixed = np.zeros_like(x)
-        for head in range(HEADS):
-            part = slice(8 * head, 8 * head + 8)
+        for first in range(0, 8 * HEADS, 8):
+            part = slice(first, first + 8)
             turned = [each[:, part].copy() for each in (query, key)]
             for each in turned:
                 for token, place in enumerate(places, 1 + STORAGE):
@@ -94,9 +95,9 @@ def test_features_are_those_of_the_formulas(gated):
     state = {key: value.double().numpy() for key, value in model.state_dict().items()}
     with torch.no_grad():
         found = model(image[None], out_indices=[0, 1])
-    for features, expected in zip(found, by_formulas(state, image.double().numpy(), gated)):
-        np.testing.assert_allclose(features.cls[0], expected[0], atol=2e-4)
-        np.testing.assert_allclose(features.patches[0], expected[1 + STORAGE :].reshape(2, 3, 16), atol=2e-4)
+    for cls, patches, expected in zip(found.cls, found.maps, by_formulas(state, image.double().numpy(), gated)):
+        np.testing.assert_allclose(cls[0], expected[0], atol=2e-4)
+        np.testing.assert_allclose(patches[0].permute(1, 2, 0), expected[1 + STORAGE :].reshape(2, 3, 16), atol=2e-4)
 
 
 def test_constants_are_the_papers():
@@ -105,7 +106,7 @@ def test_constants_are_the_papers():
         ("web", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),
         ("satellite", [109.65, 104.805, 75.48], [54.315, 39.78, 36.465]),
     ):
-        model = SceneClassifier(3, embed_dim=16, depth=1, num_heads=1, normalization=name)
+        model = SceneClassifier(3, backbone=SMALL, normalization=name)
         assert model.pixel_mean.flatten().tolist() == pytest.approx(mean)
         assert model.pixel_std.flatten().tolist() == pytest.approx(std)
         assert model.normalization == name
@@ -122,24 +123,24 @@ def test_kernels_of_more_bands_keep_the_response_to_gray():
     """Four bands from three: 3 / 4 of the kernels, the fourth their mean; so an image of one value gives the same."""
     kernel = torch.tensor([3.0, 6.0, 12.0]).view(1, 3, 1, 1)
     assert adapt_to_bands(kernel, 4, ["red", "green", "blue", "nir"]).flatten().tolist() == [3.0, 6.0, 12.0, 7.0]
-    source, model = (SceneClassifier(3, embed_dim=16, depth=1, num_heads=1, in_channels=count) for count in (3, 4))
+    source, model = (SceneClassifier(3, backbone=SMALL, in_channels=count) for count in (3, 4))
     name = "backbone.patch_embed.proj.weight"
     fitted = model.fit_state_dict(source.state_dict(), None)[name]
     torch.testing.assert_close(fitted.sum(dim=1), source.state_dict()[name].sum(dim=1))
 
 
 def test_a_scene_is_classified_by_the_cls_token_and_the_mean_of_its_patches():
-    model = SceneClassifier(3, embed_dim=16, depth=1, num_heads=1, layer_scale_init=1.0).eval()
+    model = SceneClassifier(3, backbone={**SMALL, "layer_scale_init": 1.0}).eval()
     image = torch.randint(0, 256, (1, 3, 32, 48))
-    (features,) = model.features(image)
+    features = model.features(image)
     halves = model.head.weight.chunk(2, dim=1)
-    expected = features.cls[0] @ halves[0].T + features.patches[0].flatten(0, 1).mean(dim=0) @ halves[1].T
+    expected = features.cls[0][0] @ halves[0].T + features.maps[0][0].flatten(1).mean(dim=1) @ halves[1].T
     torch.testing.assert_close(model(image=image)[0], expected + model.head.bias)
 
 
 def test_scores_of_patches_are_at_their_centers():
     """Worked out by hand: two patches of 4 pixels with scores 0 and 8: a ramp from one center to the other."""
-    model = Segmenter(1, embed_dim=16, depth=1, num_heads=1, patch_size=4, head="linear").eval()
+    model = Segmenter(1, backbone={**SMALL, "patch_size": 4}, head=head("Linear")).eval()
     model.head.register_forward_hook(lambda *_: torch.tensor([[[[0.0, 8.0]]]]))
     with torch.no_grad():
         assert model(image=torch.zeros(1, 3, 4, 8))[0, 0, 0].tolist() == [0, 0, 1, 3, 5, 7, 8, 8]
@@ -148,23 +149,27 @@ def test_scores_of_patches_are_at_their_centers():
 def test_weights_of_losses_count():
     """A pixel of two classes with equal scores: -log(1 / 2) times weights; smoothing spreads the target."""
     label, image = torch.zeros(1, 16, 16, dtype=torch.uint8), torch.zeros(1, 3, 16, 16)
-    keys = {"embed_dim": 16, "depth": 1, "num_heads": 1, "head": "linear", "class_weights": [3.0, 1.0]}
-    model = Segmenter(2, **keys, focal_weight=0.5, focal_gamma=1.0, auxiliary_weight=0.25, head_channels=4).eval()
-    for head in (model.head, model.auxiliary_head):
-        torch.nn.init.zeros_(head.classify.weight)
-        torch.nn.init.zeros_(head.classify.bias)
+    losses = [loss("CrossEntropy"), loss("Focal", weight=0.5, gamma=1.0)]
+    model = Segmenter(
+        2, backbone=SMALL, head=head("Linear"), losses=losses, class_weights=[3.0, 1.0], auxiliary_weight=0.25
+    ).eval()
+    for part in (model.head, model.auxiliary_head):
+        torch.nn.init.zeros_(part.classify.weight)
+        torch.nn.init.zeros_(part.classify.bias)
     found = {name: value.item() for name, value in model(image=image, label=label, mode="loss").items()}
     log2 = math.log(2.0)
-    assert found == pytest.approx({"loss_ce": 3 * log2, "loss_focal": 0.75 * log2, "loss_auxiliary": 0.75 * log2})
-    scenes = SceneClassifier(2, embed_dim=16, depth=1, num_heads=1, label_smoothing=0.2)
+    assert found == pytest.approx(
+        {"loss_crossentropy": 3 * log2, "loss_focal": 0.75 * log2, "loss_auxiliary": 0.75 * log2}
+    )
+    scenes = SceneClassifier(2, backbone=SMALL, losses=[loss("CrossEntropy", label_smoothing=0.2)])
     torch.nn.init.zeros_(scenes.head.weight)
     scenes.head.bias.data = torch.tensor([0.0, math.log(3.0)])  # probabilities 1/4 and 3/4
-    loss = scenes(image=image, label=torch.tensor([1]), mode="loss")["loss"].item()
-    assert loss == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25))
+    value = scenes(image=image, label=torch.tensor([1]), mode="loss")["loss"].item()
+    assert value == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25))
 
 
 def test_layers_for_rates_by_depth_are_counted_from_the_embedding():
-    model = SceneClassifier(3, embed_dim=16, depth=3, num_heads=1)
+    model = SceneClassifier(3, backbone={**SMALL, "depth": 3})
     names = ("patch_embed.proj.weight", "cls_token", "blocks.0.norm1.weight", "blocks.2.mlp.fc1.weight", "norm.weight")
     assert [model.layer_of(f"backbone.{name}") for name in names] == [0, 0, 1, 3, 4]
     assert (model.layer_of("head.weight"), model.num_layers) == (None, 5)

@@ -1,0 +1,249 @@
+"""Losses over images or pixels, some of which are ignored; a model adds up those of ``model.losses``.
+
+Means are over images, or over all labels, also ignored ones, so that a loss does not depend on how a batch is
+distributed over devices. All is computed in float32, with operators that every device has
+(:mod:`exp.hardware.operators`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from exp.config.resolve import create
+from exp.errors import ConfigError
+
+__all__ = ["Boundary", "CrossEntropy", "Dice", "Focal", "Loss", "Losses", "Lovasz", "Ohem"]
+
+
+class Loss(nn.Module):
+    """Base class of losses; one of yours: ``model.losses=[{_target_: <its path>, weight: 1.0, <its keys>}]``.
+
+    A subclass passes ``ignore_index`` and ``class_weights``, which the model sets, and ``weight`` on, and writes
+    :meth:`forward`.
+
+    Args:
+        weight: factor of the loss in the sum.
+        ignore_index: the label that is left out.
+        class_weights: one weight per class (K); None: all 1.
+    """
+
+    class_weights: torch.Tensor | None
+
+    def __init__(
+        self, weight: float = 1.0, ignore_index: int = 255, class_weights: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        self.weight, self.ignore_index = weight, ignore_index
+        values = None if class_weights is None else torch.tensor(list(class_weights), dtype=torch.float32)
+        self.register_buffer("class_weights", values, persistent=False)
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss, without the factor.
+
+        Args:
+            logits: (B, K) or (B, K, H, W).
+            labels: (B,) or (B, H, W), integers below K, or ``ignore_index``.
+
+        Returns:
+            0-dim float32, a mean over images or over all labels.
+        """
+        raise NotImplementedError
+
+    def _by_label(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The cross-entropy of each label times the weight of its class, 0 where ignored; the shape of ``labels``."""
+        return F.cross_entropy(logits.float(), labels.long(), self.class_weights, ignore_index=self.ignore_index,
+                               reduction="none")  # fmt: skip
+
+    def _probabilities(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Flatten logits (B, K, ...) and labels (B, ...) over P pixels.
+
+        Returns:
+            Probabilities and one-hot truth, float32 (B, K, P) each, 0 where ignored; 1 where not, float32 (B, 1, P).
+        """
+        valid = (labels != self.ignore_index).flatten(1).unsqueeze(1)
+        probabilities = torch.softmax(logits.float(), dim=1).flatten(2) * valid
+        index = labels.long().flatten(1).unsqueeze(1) * valid  # ignored pixels: class 0, then masked away
+        truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * valid
+        return probabilities, truth, valid.float()
+
+
+class CrossEntropy(Loss):
+    """Cross-entropy, summed over the known labels and divided by the number of all labels.
+
+    Dividing by the number of known labels would give samples with few of them a larger weight, which would depend on
+    how a batch is distributed over devices, and would divide by zero if all labels are ignored.
+
+    Args:
+        label_smoothing: share of the target that is distributed over all classes (arXiv 1512.00567).
+        **common: arguments of :class:`Loss`.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0, **common: Any) -> None:
+        super().__init__(**common)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See :class:`Loss`."""
+        total = F.cross_entropy(logits.float(), labels.long(), self.class_weights, ignore_index=self.ignore_index,
+                                reduction="sum", label_smoothing=self.label_smoothing)  # fmt: skip
+        return total / labels.numel()
+
+
+class Focal(Loss):
+    """Focal loss (Lin et al., arXiv 1708.02002) of softmax scores: -w[t] (1 - p[t]) ** gamma log p[t].
+
+    Summed over the known labels and divided by the number of all labels, like :class:`CrossEntropy`, to which it is
+    equal with gamma 0. The class weights are the paper's alpha.
+
+    Args:
+        gamma: focusing parameter: the larger, the less well-classified examples count.
+        **common: arguments of :class:`Loss`.
+    """
+
+    def __init__(self, gamma: float = 2.0, **common: Any) -> None:
+        super().__init__(**common)
+        self.gamma = gamma
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See :class:`Loss`."""
+        valid = labels != self.ignore_index
+        index = labels.long() * valid  # ignored: class 0, then masked away
+        log_probability = torch.log_softmax(logits.float(), dim=1).gather(1, index.unsqueeze(1)).squeeze(1)
+        # 1 - p without cancellation, clamped above 0, where powers below 1 have no finite slope.
+        error = -torch.expm1(log_probability)
+        losses = -log_probability * error.clamp(min=1e-6) ** self.gamma
+        if self.class_weights is not None:
+            losses = losses * self.class_weights.index_select(0, index.flatten()).view_as(losses)
+        return (losses * valid).sum() / labels.numel()
+
+
+class Dice(Loss):
+    """One minus the soft Dice coefficient (V-Net, arXiv 1606.04797), averaged over the classes of each image, then over
+    images.
+
+    Classes without a pixel in an image are left out there: any small probability would count as a complete miss.
+    """
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See :class:`Loss`."""
+        probabilities, truth, _ = self._probabilities(logits, labels)
+        overlap, count = (probabilities * truth).sum(dim=2), truth.sum(dim=2)
+        size = probabilities.sum(dim=2) + count
+        present = count > 0
+        loss = (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)) * present  # smoothed by one pixel
+        return (loss.sum(dim=1) / present.sum(dim=1).clamp(min=1)).mean()
+
+
+class Lovasz(Loss):
+    """Lovász-softmax (Berman et al., arXiv 1705.08790): the convex surrogate of one minus the mean IoU.
+
+    The mean over the classes that occur in an image (the paper's "present" classes of single images), then over images;
+    an image without a known pixel counts as 0.
+    """
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See :class:`Loss`."""
+        probabilities, truth, valid = self._probabilities(logits, labels)
+        errors = (truth - probabilities).abs()
+        # The weights are constants of the subgradient: the gradient flows through the errors alone, not through the
+        # sorting.
+        with torch.no_grad():
+            weights = _slopes(errors, truth, valid)
+        present = (truth.sum(dim=2) > 0).float()
+        by_class = (errors * weights).sum(dim=2) * present
+        return (by_class.sum(dim=1) / present.sum(dim=1).clamp(min=1.0)).mean()
+
+
+def _slopes(errors: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Weights of the pixels' errors, the paper's algorithm 1.
+
+    The weight of a pixel is how much the Jaccard loss grows if it becomes wrong after all pixels with larger errors. It
+    is 0 for ignored pixels, which change neither intersection nor union.
+
+    Args:
+        errors: (B, K, P).
+        truth: (B, K, P), 1 where a known pixel has the class.
+        valid: (B, 1, P), 1 or 0.
+
+    Returns:
+        (B, K, P).
+    """
+    order = torch.sort(errors, dim=2, descending=True)[1]
+    hit = truth.gather(2, order)
+    others = (valid - truth).gather(2, order)
+    count = truth.sum(dim=2, keepdim=True)
+    intersection = count - hit.cumsum(dim=2)
+    union = count + others.cumsum(dim=2)
+    jaccard = 1.0 - intersection / union.clamp(min=1.0)
+    before = torch.cat([torch.zeros_like(jaccard[..., :1]), jaccard[..., :-1]], dim=2)
+    return torch.zeros_like(errors).scatter_(2, order, jaccard - before)
+
+
+class Ohem(Loss):
+    """Cross-entropy of the hardest pixels of each image (Shrivastava et al., arXiv 1604.03540).
+
+    Chosen per image: the hardest of a batch would depend on how it is distributed over devices.
+
+    Args:
+        share: share of the pixels of an image that count, from 0 to 1.
+        **common: arguments of :class:`Loss`.
+    """
+
+    def __init__(self, share: float = 0.25, **common: Any) -> None:
+        super().__init__(**common)
+        self.share = share
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See :class:`Loss`."""
+        losses = self._by_label(logits, labels).flatten(1)
+        count = max(round(self.share * losses.shape[1]), 1)
+        return torch.sort(losses, dim=1, descending=True)[0][:, :count].mean()
+
+
+class Boundary(Loss):
+    """Cross-entropy of the pixels at borders of classes: of those that have a neighbor of another class.
+
+    Summed over them and divided by the number of all pixels; add it to another loss, so that borders count more. An
+    ignored pixel is a neighbor of another class.
+    """
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See :class:`Loss`."""
+        numbers = labels.float()
+        highest, lowest = (sign * F.max_pool2d(sign * numbers, 3, stride=1, padding=1) for sign in (1.0, -1.0))
+        return (self._by_label(logits, labels) * (highest != lowest)).sum() / labels.numel()
+
+
+class Losses(nn.Module):
+    """The sum of ``model.losses``.
+
+    Args:
+        configs: {_target_, weight, ...} each.
+        ignore_index: the label that is left out.
+        class_weights: one weight per class; None: all 1.
+
+    Raises:
+        ConfigError: there is no loss, or one is no :class:`Loss`.
+    """
+
+    def __init__(self, configs: Sequence[Any], ignore_index: int, class_weights: Sequence[float] | None) -> None:
+        super().__init__()
+        if not configs:
+            raise ConfigError("model.losses is empty; name at least one, such as {_target_: exp.vision.losses.Dice}")
+        common = {"ignore_index": ignore_index, "class_weights": class_weights}
+        self.terms = nn.ModuleList(
+            create(config, Loss, f"model.losses[{number}]", **common) for number, config in enumerate(configs)
+        )
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The losses by name, such as ``loss_dice``, each times its weight; see :class:`Loss`."""
+        losses: dict[str, torch.Tensor] = {}
+        for term in self.terms:
+            name = f"loss_{type(term).__name__.lower()}"
+            loss = term.weight * term(logits, labels)
+            losses[name] = losses[name] + loss if name in losses else loss
+        return losses
