@@ -29,7 +29,7 @@ from exp.errors import (
     is_out_of_memory,
 )
 from exp.metrics import SampleMetric
-from exp.worker.rank import is_caused_by_peer
+from exp.runs.failures import is_caused_by_peer
 
 HERE = r"\(test_raised.py, line \d+\)"
 

@@ -29,7 +29,8 @@ __all__ = [
     "CheckpointError", "ConfigError", "DataError", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
     "SignalReceived", "UnavailableError", "as_exp_error", "error_message", "first_line", "format_user_error",
     "is_about_shapes", "is_out_of_memory", "is_user_file", "nearest", "no_terminal", "qualified_name",
-    "raised_by_user_code", "typed_message", "user_code_errors", "user_location", "user_traceback",
+    "raised_by_user_code", "typed_message", "user_code_errors", "user_error_lines", "user_location",
+    "user_traceback",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -302,11 +303,12 @@ def format_user_error(error: BaseException) -> str | None:
     Returns:
         The message; None if user code did not raise the error, or is not in its traceback.
     """
-    lines = _user_error_lines(error)
+    lines = user_error_lines(error)
     return None if lines is None else "\n".join(lines)
 
 
-def _user_error_lines(error: BaseException) -> list[str] | None:
+def user_error_lines(error: BaseException) -> list[str] | None:
+    """The lines of :func:`format_user_error`."""
     frame = _user_frame(error) if raised_by_user_code(error) else None
     if frame is None:
         return None
@@ -380,7 +382,7 @@ def user_code_errors(key: str, owner: Any) -> Iterator[None]:
     except Exception as error:  # user code may raise anything
         if not raised_by_user_code(error):
             raise
-        lines = _user_error_lines(error) or [
+        lines = user_error_lines(error) or [
             f"{key}: {qualified_name(owner)} raises {type(error).__name__}: {first_line(error)}"
         ]
         raise ConfigError(lines[0], key=key) from error

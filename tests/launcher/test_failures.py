@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 def collected(folder, errors):
     """The failures of ranks that left errors."""
-    about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "is_exp_error": False}
+    about = {"host": "h", "type": "ValueError", "finding": "boom", "pid": 1, "is_exp_error": False}
     for rank, time, caused_by_peer, exit_code in errors:
         told = {
             "rank": rank,

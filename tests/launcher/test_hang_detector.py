@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from exp.launcher.hang_detector import HangDetector
 from exp.runs import heartbeat
-from exp.runs.failures import Failures
+from exp.runs.failures import Failures, HangDetector
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
 
@@ -46,9 +45,9 @@ class Watch:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("exp.launcher.hang_detector._STACKS_WITHIN_S", 0)
-    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: True)
-    monkeypatch.setattr("exp.launcher.hang_detector.proc_stat", lambda pid: ["S"])
+    monkeypatch.setattr("exp.runs.failures.Patience.STACKS_S", 0)
+    monkeypatch.setattr("exp.runs.failures.is_alive", lambda pid: True)
+    monkeypatch.setattr("exp.runs.failures.proc_stat", lambda pid: ["S"])
 
 
 @pytest.mark.parametrize(

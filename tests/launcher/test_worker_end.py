@@ -18,9 +18,10 @@ from exp.runs import heartbeat
 from exp.errors import Preempted, UnavailableError
 from exp.worker import main, session
 from exp.session import RankInfo
+from exp.runs.failures import Patience
 from exp.runs.folder import RunFolder
 how, last = sys.argv[1:]
-main._CLEAN_UP_S = main._CLEAN_UP_AFTER_FAILURE_S = 0.5
+Patience.CLEAN_UP_S = Patience.CLEAN_UP_FAILED_S = 0.5
 folder = RunFolder(".")
 folder.logs.mkdir()
 heartbeat.make_file(".", 1)
@@ -82,4 +83,4 @@ def test_the_guard_leaves_a_word_for_a_worker_that_could_not(tmp_path, stage, co
     (tmp_path / "beats").write_bytes(bytes(56) + heartbeat._FORMAT.pack(11, 3, 1, 9, stage, 7, 1))
     assert Failures(folder, str(tmp_path)).record_end(3, 1, code, 11) is well
     told = read_json(folder.error_file(3))
-    assert (told and told["message"].startswith(word)) is (None if word is None else True)
+    assert (told and told["finding"].startswith(word)) is (None if word is None else True)

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from exp.config.resolve import trust_packages
 from exp.hardware.ports import local_address_for
 from exp.hardware.registry import create_backend
-from exp.runs.failures import TERM_PATIENCE_S, Failures
+from exp.runs.failures import Failures, Patience
 from exp.runs.folder import RunFolder
 from exp.runs.scratch import SCRATCH_VARIABLE, set_socket_folder
 from exp.runs.signals import signal_name
@@ -179,7 +179,7 @@ def _launch_config(spec: dict[str, Any]) -> Any:
         "rdzv_configs": configs,
         "max_restarts": spec["max_restarts"],
         "monitor_interval": 0.1,
-        "shutdown_timeout": TERM_PATIENCE_S,
+        "shutdown_timeout": Patience.TERM_S,
         "start_method": _START_METHOD,
         "local_addr": address,
     }

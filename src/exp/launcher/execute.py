@@ -132,7 +132,7 @@ def report_outcome(run: FrozenRun, outcome: Outcome) -> int:
         command = resume_command(config, folder)
         text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
     elif outcome.failures:
-        rank, kind, message = (getattr(outcome.failures[0], name) for name in ("rank", "type", "message"))
+        rank, kind, message = outcome.failures[0].rank, outcome.failures[0].type, str(outcome.failures[0].error)
     if message is not None:
         record["error"] = {"rank": rank, "type": kind, "message": message}
     console.error(text + _record_end(run, record, outcome))

@@ -94,7 +94,7 @@ def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
         log = folder.log_file(first.rank)
         kind = "" if first.names_type else f"{first.type}: "
         who = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}"
-        lines += [("" if first.type == AGENT_LOST else who) + first.headline, *first.details]
+        lines += [("" if first.type == AGENT_LOST else who) + str(first.error)]
         if others and first.type != AGENT_LOST:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:

@@ -15,10 +15,9 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
 from exp import console
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher
-from exp.launcher.hang_detector import HangDetector
 from exp.launcher.outcome import Outcome
 from exp.runs import heartbeat, signals
-from exp.runs.failures import Failures, RankFailure
+from exp.runs.failures import Failures, HangDetector, Patience, RankFailure
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import running_ranks
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 Process = Union["subprocess.Popen[bytes]", ForkedProcess]
-
-_SIGNAL_PATIENCE_S = 3.0  # time for the workers to tell the trackers, and to restore the terminal
-_ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
-_RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the workers again
 
 
 @dataclass
@@ -146,7 +141,7 @@ class Supervisor:
                     os.kill(hung, signal.SIGKILL)
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
-            patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
+            patience_s = Patience.RESTART_S if restarts else Patience.AFTER_ERROR_S
             ends = self._is_explained(errors) and (not restarts or any(running_ranks(self.scratch)))
             self._deadline = (self._deadline or now + patience_s) if ends else None
 
@@ -167,7 +162,7 @@ class Supervisor:
         for beat in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGINT)
-        self._deadline = now + (_SIGNAL_PATIENCE_S if running else 0.0)
+        self._deadline = now + (Patience.AFTER_SIGNAL_S if running else 0.0)
 
     def _kill(self) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""

@@ -26,7 +26,7 @@ from typing import Any, Callable, NoReturn
 
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, error_message, is_user_file, no_terminal
 from exp.runs import heartbeat
-from exp.runs.failures import Failures
+from exp.runs.failures import Failures, Patience, is_caused_by_peer
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
@@ -35,16 +35,13 @@ from exp.runs.scratch import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRA
 from exp.session import RankInfo
 from exp.worker import processes, session
 from exp.worker.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
-from exp.worker.rank import is_caused_by_peer, reporting
+from exp.worker.rank import reporting
 from exp.worker.session import make_store
 
 __all__ = ["guard", "main", "preempted_in", "run_and_exit"]
 
 _NFS_TIMEOUT_S = 60.0  # an NFS client may report a new file as missing for a while
 _READ_WITHIN_S = 0.5
-_CLEAN_UP_S = 20.0
-_CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher waits for the other ranks
-_DETECT_S = 3.0  # time for the launcher to find the rank that is missing, before the agent ends all others
 _STDERR = 2  # file descriptor; in the session it is the log of the rank
 
 
@@ -238,7 +235,7 @@ def run_and_exit(folder: RunFolder, info: RankInfo) -> NoReturn:
         if os.getpid() != pid:  # forked by user code
             os._exit(EXIT_FAILED)
         if is_caused_by_peer(error, info.world_size):
-            time.sleep(_DETECT_S)
+            time.sleep(Patience.PEER_LOST_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
     heartbeat.report_stage(Stage.DONE)
     _exit(EXIT_OK, info)
@@ -255,7 +252,7 @@ def _exit(code: int, info: RankInfo) -> NoReturn:
     interpreter lock, because a driver may hang while it holds the lock. The error file or the last heartbeat has
     already reported how the run ended, so errors of the clean-up change nothing.
     """
-    patience = _CLEAN_UP_S if code == EXIT_OK else _CLEAN_UP_AFTER_FAILURE_S
+    patience = Patience.CLEAN_UP_S if code == EXIT_OK else Patience.CLEAN_UP_FAILED_S
     faulthandler.dump_traceback_later(patience, exit=True, file=_STDERR)
     for action in info.exit_handlers:
         try:

@@ -8,25 +8,19 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
-from exp.errors import EXIT_FAILED, Preempted, as_exp_error, error_message, format_user_error, user_location
-from exp.runs.failures import Failures, RankFailure
+from exp.errors import Preempted, as_exp_error, error_message, user_error_lines, user_location
+from exp.runs.failures import Failures, RankFailure, is_caused_by_peer, is_time_out
 from exp.runs.scratch import ENDING_FLAG, SCRATCH_VARIABLE
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.session import RankInfo
 
-__all__ = ["describe_error", "is_caused_by_peer", "reporting"]
+__all__ = ["describe_error", "reporting"]
 
 _STDERR = 2  # file descriptor
-_EXCHANGE = ("/torch/autograd/", "/torch/nn/parallel/", "/mmengine/model/wrappers/", "/exp/distributed.py")
-"""Source files that wait for other ranks in native code."""
-_CONNECTION = (
-    "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
-    "remote process", "timed out", "timeout", "/gloo/",
-)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -85,21 +79,18 @@ def _is_ending() -> bool:
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
     """The failure of this rank, as its error file records it."""
     exp_error, caused_by_peer = as_exp_error(error, folder.path), is_caused_by_peer(error, info.world_size)
-    message = None if exp_error is not None or caused_by_peer else format_user_error(error)
-    names_type = exp_error is not None or message is not None or isinstance(error, SystemExit)
+    ranks: Any = {"rank": info.rank, "local_rank": info.local_rank, "pid": os.getpid()}
+    peer: Any = {"caused_by_peer": caused_by_peer, "timed_out": caused_by_peer and is_time_out(error)}
+    if exp_error is not None:
+        return RankFailure.of(exp_error, **ranks, **peer)
+    lines = None if caused_by_peer else user_error_lines(error)
     if not isinstance(error, Exception):
         ending = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "raised"
-        message = f"{ending} before the work was done{user_location(error)}"
+        lines = [f"{ending} before the work was done{user_location(error)}"]
+    finding, *details = lines or error_message(error).splitlines() or ["no message"]
+    names_type = isinstance(error, SystemExit) or (lines is not None and isinstance(error, Exception))
     return RankFailure(
-        info.rank,
-        info.local_rank,
-        type(exp_error or error).__name__,
-        message or error_message(exp_error or error) or "no message",
-        EXIT_FAILED if exp_error is None else exp_error.exit_code,
-        pid=os.getpid(),
-        caused_by_peer=caused_by_peer,
-        is_exp_error=exp_error is not None,
-        names_type=names_type,
+        type=type(error).__name__, finding=finding, details=details, names_type=names_type, **ranks, **peer
     )
 
 
@@ -118,18 +109,3 @@ def _redirect(log: Path, keep_stdout: bool) -> None:
         sys.stdout = open(os.dup(1), "w", buffering=1, encoding=terminal.encoding, errors=terminal.errors)  # noqa: PTH123, SIM115
     os.dup2(descriptor, 1)
     os.close(descriptor)
-
-
-def is_caused_by_peer(error: BaseException, world_size: int) -> bool:
-    """Whether an error means that another rank is gone or does not answer, so that this rank is not the cause.
-
-    True if torch's collectives or stores raised it. If native code of the backward pass did, there is no such frame:
-    then torch's message about a connection decides. An error of user code about its own connections is its own.
-    """
-    if world_size == 1 or not isinstance(error, (RuntimeError, OSError)):
-        return False
-    file = ([frame.filename for frame in traceback.extract_tb(error.__traceback__)] or [""])[-1]
-    if "/torch/distributed/" in file:
-        return True
-    native = isinstance(error, RuntimeError) and any(part in file for part in _EXCHANGE)
-    return native and any(word in str(error).lower() for word in _CONNECTION)

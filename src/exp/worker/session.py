@@ -21,6 +21,7 @@ from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
+from exp.runs.failures import Patience
 from exp.runs.files import write_json
 from exp.session import RankInfo, Session
 from exp.task import create_task
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["make_store", "open_session", "run_rank"]
 
 logger = logging.getLogger(__name__)
-
-_TRACKERS_AFTER_FAILURE_S = 2.0  # less than the launcher waits for ranks after one has failed
 
 
 def run_rank(folder: RunFolder, info: RankInfo) -> None:
@@ -82,7 +81,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     except BaseException as error:
         session.clear_callbacks()
         status = "preempted" if isinstance(error, Preempted) else "failed"
-        session.close_reporters(status, {"error": {"message": str(error)}}, _TRACKERS_AFTER_FAILURE_S)
+        session.close_reporters(status, {"error": {"message": str(error)}}, Patience.TRACKERS_S)
         raise
     session.close()
     if info.rank == 0:

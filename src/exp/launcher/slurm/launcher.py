@@ -270,8 +270,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
             hub.download(config)
             cards.enter_context(locked_cards(backend, config.nproc))
         except ExpError as error:
-            kind = type(error).__name__
-            failure = RankFailure(first, 0, kind, str(error), error.exit_code, is_exp_error=True, names_type=True)
+            failure = RankFailure.of(error, first, 0)
             if nodes > 1:  # the launchers of the other nodes wait for this file
                 Failures(folder).write(failure)
             return Outcome.of([failure])
