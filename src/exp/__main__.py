@@ -6,7 +6,7 @@ import signal
 import sys
 
 from exp.errors import SignalReceived
-from exp.runs.signals import ENDING_SIGNALS, PREEMPT_SIGNAL
+from exp.runs.job import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = ["main"]
 

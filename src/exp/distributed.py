@@ -10,6 +10,7 @@ it is used only if the configuration asks for it or allows it. Every rank logs i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -26,7 +27,7 @@ from torch import nn
 
 from exp.errors import ConfigError, ExpError, RunError, UnavailableError
 from exp.hardware.backend import PROCESS_GROUP_VARIABLE, Collectives, device_backend
-from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
+from exp.hardware.compat import TORCH_VERSION, plain_attention, supports_compilation, supports_portable_operators
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -324,34 +325,38 @@ class AveragingDataParallel(nn.Module):
 # -- the device --------------------------------------------------------------------------------------------------------
 
 
-def configure_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
-    """Avoid CPU fallbacks of operators that the device lacks, as far as the backend lists them.
+class Kernels(contextlib.ExitStack):
+    """The kernels of operators that a device lacks, as far as its backend lists them, to avoid CPU fallbacks.
 
     These operators get portable kernels (:mod:`exp.hardware.operators`, imported only if needed). If the device has no
-    fused attention in this precision, attention uses the plain form. Both apply for the rest of the process.
+    fused attention in this precision, attention uses the plain form. Both apply to the whole process, for as long as
+    this object lives.
 
     Args:
         backend: the backend of this worker, with the device selected.
         device: the device of this worker.
         precision: one of :data:`exp.config.schema.PRECISIONS`.
 
-    Returns:
-        ATen names of the operators that now have a portable kernel.
+    Attributes:
+        portable: ATen names of the operators that have a portable kernel.
     """
-    if not supports_portable_operators():
-        return frozenset()
-    capabilities = backend.capabilities
-    if precision not in capabilities.fused_attention:
-        forbid_fused_attention()
-        logger.info("attention without fused kernels: %s has none in %s", device, precision)
-    missing = capabilities.lacking_operators
-    if not missing:
-        return frozenset()
-    from exp.hardware.operators import install
 
-    portable = install(device.type, missing)
-    logger.info("%s lacks %d overloads of operators; %d have portable kernels now", device, len(missing), len(portable))
-    return portable
+    def __init__(self, backend: Backend, device: torch.device, precision: str) -> None:
+        super().__init__()
+        self.portable: frozenset[str] = frozenset()
+        if not supports_portable_operators():
+            return
+        if precision not in backend.capabilities.fused_attention:
+            self.enter_context(plain_attention())
+            logger.info("attention without fused kernels: %s has none in %s", device, precision)
+        missing = backend.capabilities.lacking_operators
+        if missing:
+            from exp.hardware.operators import PortableKernels
+
+            self.library = PortableKernels(device.type, missing)
+            self.portable = frozenset(self.library.names)
+            text = "%s lacks %d overloads of operators; %d have portable kernels now"
+            logger.info(text, device, len(missing), len(self.portable))
 
 
 def check_compilation(backend: Backend, device: torch.device) -> None:

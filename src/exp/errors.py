@@ -144,7 +144,7 @@ class SignalReceived(KeyboardInterrupt):
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
         self.number = number
-        # SIGUSR2 announces preemption (exp.runs.signals).
+        # SIGUSR2 announces preemption (exp.runs.job).
         self.exit_code = EXIT_PREEMPTED if number == signal.SIGUSR2 else 128 + number
 
     def report(self) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.data.extensions import DataExtensions
     from exp.data.fingerprint import Fingerprint
-    from exp.distributed import Distributed
+    from exp.distributed import Distributed, Kernels
     from exp.hardware.backend import Backend
     from exp.runs.folder import RunFolder
     from exp.trackers import Reporter
@@ -112,7 +112,7 @@ class Session:
         store: of the ranks; None if there is only one.
         console: the terminal on rank 0, None elsewhere.
         devices: description of the device of each rank, by rank.
-        portable_operators: ATen names of the operators for which this device uses portable kernels.
+        kernels: portable kernels of the operators that this device lacks.
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
@@ -143,7 +143,7 @@ class Session:
         self.distributed: Distributed
         self.store: Store | None = None
         self.devices: list[dict[str, Any]] = []
-        self.portable_operators: frozenset[str] = frozenset()
+        self.kernels: Kernels
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
         self.data_files: Fingerprint | None = None

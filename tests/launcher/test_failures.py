@@ -15,7 +15,7 @@ from exp.runs.failures import Failures, describe_exit
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Heartbeat, Stage
-from exp.runs.scratch import PREEMPT_FLAG
+from exp.runs.job import PREEMPT_FLAG
 from exp.tasks.train import Train
 
 

@@ -13,8 +13,8 @@ from exp.hardware.registry import create_backend
 from exp.launcher.progress import ProgressDisplay
 from exp.launcher.slurm.follow import follow
 from exp.runs.folder import RunFolder
+from exp.runs.job import PREEMPT_SIGNAL, handle_signals
 from exp.runs.lock import RunLock
-from exp.runs.signals import PREEMPT_SIGNAL, handle_signals
 from exp.sweep.scheduler import run_locally
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 from exp.config.sources import user_config_dirs
 from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
-from exp.runs.signals import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.runs.job import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.worker.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
 
 if TYPE_CHECKING:

@@ -55,9 +55,7 @@ def check_operators(session: Session) -> dict[str, Any]:
         The content of ``result.json``.
     """
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
-    check = OperatorCheck(
-        session.backend, session.device, journal, session.portable_operators, session.config.precision
-    )
+    check = OperatorCheck(session.backend, session.device, journal, session.kernels.portable, session.config.precision)
     return make_result(session, {}, None, steps=train_with(session, check))
 
 

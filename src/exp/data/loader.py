@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.errors import ConfigError, DataError
 from exp.hardware.compat import pin_memory_kwargs
-from exp.runs.scratch import ensure_socket_folder
-from exp.runs.signals import PREEMPT_SIGNAL, block_signals
+from exp.runs.job import PREEMPT_SIGNAL, block_signals, ensure_socket_folder
 
 if TYPE_CHECKING:
     from exp.session import Session

@@ -11,8 +11,8 @@ import torch
 from exp.hardware.ports import listen_at
 
 __all__ = [
-    "TORCH_VERSION", "autocast_disabled", "backward_with_modes", "dispatch_mode", "forbid_fused_attention",
-    "has_fused_attention", "is_compiling", "pin_memory_kwargs", "recompute_in_backward", "serving_store",
+    "TORCH_VERSION", "autocast_disabled", "backward_with_modes", "dispatch_mode", "has_fused_attention",
+    "is_compiling", "pin_memory_kwargs", "plain_attention", "recompute_in_backward", "serving_store",
     "supports_compilation", "supports_composite_groups", "supports_estimates", "supports_export",
     "supports_full_sharding", "supports_portable_operators",
 ]  # fmt: skip
@@ -68,20 +68,18 @@ def has_fused_attention() -> bool:
     return TORCH_VERSION >= (2, 0)
 
 
-def forbid_fused_attention() -> None:
-    """Make ``scaled_dot_product_attention`` use plain products and a softmax, for the rest of this process.
+def plain_attention() -> ContextManager[Any]:
+    """Context in which ``scaled_dot_product_attention`` uses plain products and a softmax.
 
     Uses torch's own switches, which apply to all devices, threads and models. Does nothing on torch < 2.3, which has
     switches for one vendor only.
     """
-    if TORCH_VERSION >= (2, 3):
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+    if TORCH_VERSION < (2, 3):
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        _process_contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
-
-
-_process_contexts = contextlib.ExitStack()
-"""Keeps contexts entered for the rest of the process: a context that is garbage-collected is left."""
+    context: ContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 def supports_estimates() -> bool:

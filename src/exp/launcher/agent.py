@@ -29,8 +29,7 @@ from exp.hardware.ports import local_address_for
 from exp.hardware.registry import create_backend
 from exp.runs.failures import Failures, Patience
 from exp.runs.folder import RunFolder
-from exp.runs.scratch import SCRATCH_VARIABLE, set_socket_folder
-from exp.runs.signals import signal_name
+from exp.runs.job import SCRATCH_VARIABLE, set_socket_folder, signal_name
 from exp.task import task_class
 from exp.worker import processes
 from exp.worker.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START

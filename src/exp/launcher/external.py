@@ -24,8 +24,7 @@ from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.rank_environment import rank_environment
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
-from exp.runs.scratch import RUN_FOLDER_FILE, SCRATCH_VARIABLE
-from exp.runs.signals import PREEMPT_SIGNAL, signal_name
+from exp.runs.job import PREEMPT_SIGNAL, RUN_FOLDER_FILE, SCRATCH_VARIABLE, signal_name
 from exp.session import RankInfo
 from exp.worker.processes import AGENT_VARIABLE, start_module
 

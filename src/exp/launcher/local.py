@@ -10,14 +10,12 @@ from exp.errors import ConfigError, Preempted, SignalReceived
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
 from exp.launcher.supervisor import Supervisor
-from exp.runs import signals
 from exp.runs.failures import Failures
-from exp.runs.scratch import SCRATCH_VARIABLE
+from exp.runs.job import PREEMPT_SIGNAL, SCRATCH_VARIABLE
 from exp.session import RankInfo
 from exp.worker.main import guard, preempted_in, run_and_exit
 from exp.worker.processes import fork
-from exp.worker.rank import describe_error, reporting
-from exp.worker.session import run_rank
+from exp.worker.session import describe_error, reporting, run_rank
 
 if TYPE_CHECKING:
     from exp.launcher.run import FrozenRun
@@ -49,7 +47,7 @@ class LocalLauncher(Launcher):
                 return guard(lambda: run_and_exit(folder, info), info, str(folder.path), parent)
 
             failures = Failures(folder, scratch)
-            job = Supervisor(self, run, scratch, (signals.PREEMPT_SIGNAL,), failures)
+            job = Supervisor(self, run, scratch, (PREEMPT_SIGNAL,), failures)
             code = job.watch(lambda log: fork(main, log), folder.log_file(0), 1, 1)
             detail = f"the process that waited for the worker ended with {code}"
             return job.outcome(lambda: Outcome.of(failures.collect(), detail) if code else Outcome())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSAL_CODES
 from exp.runs.failures import AGENT_LOST, RankFailure
 from exp.runs.files import read_json
-from exp.runs.signals import PREEMPT_SIGNAL, signal_name
+from exp.runs.job import PREEMPT_SIGNAL, signal_name
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder

@@ -16,13 +16,20 @@ from exp import console
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
-from exp.runs import heartbeat, signals
+from exp.runs import heartbeat
 from exp.runs.failures import Failures, HangDetector, Patience, RankFailure
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import running_ranks
-from exp.runs.scratch import ENDING_FLAG, PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE
-from exp.runs.signals import signal_name
+from exp.runs.job import (
+    ENDING_FLAG,
+    PREEMPT_FLAG,
+    PREEMPTED_FILE,
+    RUN_FOLDER_FILE,
+    block_signals,
+    handle_signals,
+    signal_name,
+)
 from exp.worker.processes import ForkedProcess, kill_job
 
 if TYPE_CHECKING:
@@ -77,8 +84,8 @@ class Supervisor:
         """
         heartbeat.make_file(self.scratch, nproc)
         try:
-            with signals.handle_signals(self._on_signal):
-                with signals.block_signals(self.signals), log.open("ab") as stderr:
+            with handle_signals(self._on_signal):
+                with block_signals(self.signals), log.open("ab") as stderr:
                     process = start(stderr)
                 self._session = process.pid
                 while process.poll() is None:

@@ -17,9 +17,8 @@ from exp.launcher.supervisor import Supervisor
 from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.files import write_json
+from exp.runs.job import PREEMPT_SIGNAL, SCRATCH_VARIABLE, signal_name
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.scratch import SCRATCH_VARIABLE
-from exp.runs.signals import PREEMPT_SIGNAL, signal_name
 from exp.worker.processes import SPEC, start_module
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from exp.errors import EXIT_FAILED, ExpError
 from exp.runs import heartbeat
 from exp.runs.files import read_json, write_json
 from exp.runs.heartbeat import Heartbeat, Stage, running_ranks
+from exp.runs.job import ENDING_FLAG, signal_name
 from exp.runs.lock import is_alive, proc_stat
-from exp.runs.scratch import ENDING_FLAG
-from exp.runs.signals import signal_name
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder

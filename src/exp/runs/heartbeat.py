@@ -16,8 +16,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from exp.runs.job import HEARTBEATS_FILE
 from exp.runs.lock import is_alive
-from exp.runs.scratch import HEARTBEATS_FILE
 
 __all__ = [
     "STACK_SIGNAL", "Heartbeat", "Stage", "make_file", "read", "report_stage", "running_ranks", "stack_file", "start",

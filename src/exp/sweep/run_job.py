@@ -15,8 +15,8 @@ from exp.launcher.outcome import Outcome, outcome_file
 from exp.launcher.run import FrozenRun
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
+from exp.runs.job import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.runs.lock import RunLock
-from exp.runs.signals import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.worker.processes import die_with_parent
 
 __all__ = ["main"]

@@ -13,7 +13,7 @@ from exp.hardware.backend import usable_cores
 from exp.hardware.cards import visible_devices_env
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.launcher.progress import progress_of
-from exp.runs.signals import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
+from exp.runs.job import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
 from exp.worker.processes import JOB_VARIABLE, kill_job, start_module
 
 if TYPE_CHECKING:

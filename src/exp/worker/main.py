@@ -30,13 +30,12 @@ from exp.runs.failures import Failures, Patience, is_caused_by_peer
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
+from exp.runs.job import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRATCH_VARIABLE, set_socket_folder
 from exp.runs.lock import LOCK, is_alive, read_holder
-from exp.runs.scratch import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRATCH_VARIABLE, set_socket_folder
 from exp.session import RankInfo
 from exp.worker import processes, session
 from exp.worker.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
-from exp.worker.rank import reporting
-from exp.worker.session import make_store
+from exp.worker.session import make_store, reporting
 
 __all__ = ["guard", "main", "preempted_in", "run_and_exit"]
 

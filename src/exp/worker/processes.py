@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO, Callable, Mapping
 
 from exp.errors import EXIT_FAILED
-from exp.runs import signals
+from exp.runs.job import ENDING_SIGNALS, HEARTBEATS_FILE, SCRATCH_VARIABLE, block_signals
 from exp.runs.lock import is_alive, proc_stat
-from exp.runs.scratch import HEARTBEATS_FILE, SCRATCH_VARIABLE
 
 __all__ = [
     "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "SPEC", "START", "ForkedProcess",
@@ -126,12 +125,12 @@ def fork(main: Callable[[], int], stderr: IO[bytes]) -> ForkedProcess:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    with signals.block_signals(signals.ENDING_SIGNALS):  # a signal for this process must not run a handler in the child
+    with block_signals(ENDING_SIGNALS):  # a signal for this process must not run a handler in the child
         pid = os.fork()
         if pid:
             return ForkedProcess(pid)
         os.setsid()
-        for number in signals.ENDING_SIGNALS:
+        for number in ENDING_SIGNALS:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     code = EXIT_FAILED
@@ -202,7 +201,7 @@ def kill_job(job: str, session: int | None = None, patience_s: float = 3.0) -> l
     """Kill all remaining processes of the job except this one.
 
     They belong to ``session``, or have inherited ``job`` as the value of :data:`JOB_VARIABLE` or
-    :data:`exp.runs.scratch.SCRATCH_VARIABLE`, or the mapped file of heartbeats (:func:`exp.runs.heartbeat.start`).
+    :data:`exp.runs.job.SCRATCH_VARIABLE`, or the mapped file of heartbeats (:func:`exp.runs.heartbeat.start`).
     Python's resource trackers get ``patience_s`` to end by themselves: a tracker ends when all its users have ended,
     and removes the semaphores that they left. A tracker that this process started is not touched.
 

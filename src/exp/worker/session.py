@@ -1,28 +1,33 @@
-"""Opens the session of a rank: device, process group, seeds; and runs the task in it.
+"""The session of a rank: its log and error file, device, process group and seeds; the task runs in it.
 
 Torch is imported only after the backend has set the environment, because device libraries read it while they load.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import socket
+import sys
+import traceback
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
 
 from exp.config.compose import load
 from exp.config.resolve import trust_packages
 from exp.console import make_console
-from exp.errors import ConfigError, Preempted
+from exp.errors import ConfigError, Preempted, as_exp_error, error_message, user_error_lines, user_location
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
-from exp.runs.failures import Patience
+from exp.runs.failures import Failures, Patience, RankFailure, is_caused_by_peer, is_time_out
 from exp.runs.files import write_json
+from exp.runs.job import ENDING_FLAG, SCRATCH_VARIABLE
 from exp.session import RankInfo, Session
 from exp.task import create_task
 
@@ -31,9 +36,11 @@ if TYPE_CHECKING:
 
     from exp.runs.folder import RunFolder
 
-__all__ = ["make_store", "open_session", "run_rank"]
+__all__ = ["describe_error", "make_store", "open_session", "reporting", "run_rank"]
 
 logger = logging.getLogger(__name__)
+
+_STDERR = 2  # file descriptor
 
 
 def run_rank(folder: RunFolder, info: RankInfo) -> None:
@@ -97,7 +104,7 @@ def open_session(session: Session) -> None:
         ConfigError: the device does not support the precision, or ``compile=true`` does not work on it.
         RunError: two ranks share a card.
     """
-    from exp.distributed import Distributed, check_compilation, configure_kernels, seed_everything
+    from exp.distributed import Distributed, Kernels, check_compilation, seed_everything
 
     info, config, backend = session.info, session.config, session.backend
     session.device = backend.set_device(info.local_rank)
@@ -107,7 +114,7 @@ def open_session(session: Session) -> None:
             f"use one of {', '.join(p for p in PRECISIONS if backend.supports(p))}",
         )
     backend.set_precision(config.precision)
-    session.portable_operators = configure_kernels(backend, session.device, config.precision)
+    session.kernels = Kernels(backend, session.device, config.precision)
     if config.compile:
         check_compilation(backend, session.device)
     if info.world_size > 1:
@@ -176,3 +183,91 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
         master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         tcp_store = serving_store(*master, timeout, info.world_size)
     return tcp_store or next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
+
+
+@contextlib.contextmanager
+def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[None]:
+    """Context in which a rank runs: log records go to the rank's log, an error to the log and the error file.
+
+    Args:
+        folder: the run folder.
+        info: of this rank.
+        redirect: send stderr and stdout to the log of the rank, except what Python prints to stdout on rank 0, which
+            goes to the terminal.
+
+    Raises:
+        BaseException: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
+    """
+    log, process = folder.log_file(info.rank), os.getpid()
+    handler: logging.Handler = logging.NullHandler()
+    try:
+        folder.error_file(info.rank).unlink(missing_ok=True)
+        if redirect:
+            _redirect(log, keep_stdout=info.rank == 0)
+        logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
+        handler = logging.FileHandler(log, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+        logging.getLogger().setLevel(logging.INFO)
+        logging.captureWarnings(True)
+        yield
+    except Preempted as preempted:
+        logger.info("%s", preempted)
+        raise
+    except BaseException as error:  # a library that calls sys.exit must not end a run silently
+        if os.getpid() != process:  # user code has forked it; nothing has happened to the rank
+            raise
+        if not isinstance(error, (Exception, SystemExit)) and (not redirect or _is_ending()):  # a signal ends the run
+            raise
+        logger.error("rank %d failed\n%s", info.rank, traceback.format_exc())
+        handler.close()  # the error may be that too many files are open
+        Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
+        raise
+    finally:
+        if info.world_size > 1:
+            # The frames of the error hold the wrapped model, which must be released before the interpreter exits.
+            traceback.clear_frames(sys.exc_info()[2])
+        logging.getLogger().removeHandler(handler)
+        logging.captureWarnings(False)
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+def _is_ending() -> bool:
+    """Whether the launcher of this job ends it, and has interrupted its workers."""
+    return Path(os.environ[SCRATCH_VARIABLE], ENDING_FLAG).exists()
+
+
+def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
+    """The failure of this rank, as its error file records it."""
+    exp_error, caused_by_peer = as_exp_error(error, folder.path), is_caused_by_peer(error, info.world_size)
+    ranks: Any = {"rank": info.rank, "local_rank": info.local_rank, "pid": os.getpid()}
+    peer: Any = {"caused_by_peer": caused_by_peer, "timed_out": caused_by_peer and is_time_out(error)}
+    if exp_error is not None:
+        return RankFailure.of(exp_error, **ranks, **peer)
+    lines = None if caused_by_peer else user_error_lines(error)
+    if not isinstance(error, Exception):
+        ending = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "raised"
+        lines = [f"{ending} before the work was done{user_location(error)}"]
+    finding, *details = lines or error_message(error).splitlines() or ["no message"]
+    names_type = isinstance(error, SystemExit) or (lines is not None and isinstance(error, Exception))
+    return RankFailure(
+        type=type(error).__name__, finding=finding, details=details, names_type=names_type, **ranks, **peer
+    )
+
+
+def _redirect(log: Path, keep_stdout: bool) -> None:
+    """Point the file descriptors at the log, so that native code writes there too.
+
+    With ``keep_stdout`` Python's ``sys.stdout`` keeps the terminal. Native libraries print to the log: gloo prints a
+    line per peer, vendors' libraries their versions.
+    """
+    descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, _STDERR)
+    if keep_stdout:
+        terminal = sys.stdout
+        sys.stdout = open(os.dup(1), "w", buffering=1, encoding=terminal.encoding, errors=terminal.errors)  # noqa: PTH123, SIM115
+    os.dup2(descriptor, 1)
+    os.close(descriptor)

@@ -15,7 +15,7 @@ BEGIN = """
 import logging, torch
 from torch import nn
 from exp.backends.gcu import GcuBackend
-from exp.distributed import configure_kernels
+from exp.distributed import Kernels
 from tests.simulators.network import train
 from tests.simulators.scripts import refused
 logging.basicConfig(level=logging.INFO)
@@ -28,7 +28,7 @@ device = backend.set_device(0)
 @pytest.mark.parametrize("profile", ["s60", "l600"])
 def test_no_training_step_leaves_the_card(card, profile):
     script = """
-configure_kernels(backend, device, "fp32")
+kernels = Kernels(backend, device, "fp32")
 torch.testing.assert_close(train(device), train("cpu"), rtol=1e-5, atol=0)
 assert not backend.fallbacks(), backend.fallbacks()
 """
@@ -41,7 +41,8 @@ def test_what_others_have_registered_and_what_the_plugin_is_to_run_is_theirs(car
 backend = GcuBackend(name="gcu", simulate=True, options={"native": ["tanh_backward"]})
 theirs = torch.library.Library("aten", "IMPL")
 theirs.impl("silu_backward", lambda grad, self: grad * 3, "PrivateUse1")
-portable = configure_kernels(backend, device, "fp32")
+kernels = Kernels(backend, device, "fp32")
+portable = kernels.portable
 assert "gelu_backward" in portable and not portable & {"silu_backward", "tanh_backward"}, portable
 x = torch.ones(4, device=device, requires_grad=True)
 nn.functional.silu(x).sum().backward()
@@ -62,7 +63,7 @@ def test_the_recurrent_layer_of_the_docs_has_torchs_numbers_and_stays_on_a_stric
     write_files(ROOT / "docs" / "hardware" / "hardware.md", tmp_path, python=["layer.py"])
     script = """
 exec(open("layer.py").read())
-configure_kernels(backend, device, "fp32")
+kernels = Kernels(backend, device, "fp32")
 theirs, ours = nn.GRU(3, 5, batch_first=True), Gru(3, 5)
 ours.of_input.load_state_dict({"weight": theirs.weight_ih_l0, "bias": theirs.bias_ih_l0})
 ours.of_state.load_state_dict({"weight": theirs.weight_hh_l0, "bias": theirs.bias_hh_l0})

@@ -1,8 +1,8 @@
 """Portable kernels for devices that lack operators, made of products, elementwise operators, sums, gather and scatter.
 
 A device whose plug-in has no kernel for an operator runs it on the CPU, tensor by tensor: correct, but far too slow for
-training. :func:`install` registers a kernel with ``torch.library``, at the dispatch key of the device. Autograd and
-models do not change, and other devices are not affected.
+training. :class:`PortableKernels` registers a kernel with ``torch.library``, at the dispatch key of the device.
+Autograd and models do not change, and other devices are not affected.
 
 Every kernel has the name, arguments and results of the ATen operator. For float16 and bfloat16 it accumulates in
 float32. Formulas are derivatives of the definitions in torch's documentation, unless a source is given.
@@ -21,7 +21,7 @@ import torch
 from exp.hardware.compat import autocast_disabled
 from exp.hardware.operators import activations, convolution, indexing, losses, norms, separable
 
-__all__ = ["KERNELS", "install"]
+__all__ = ["KERNELS", "PortableKernels"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +33,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
 """Portable kernels by ATen name, without the overload."""
 
 
-class _Library(torch.library.Library):
-    """Refuses to replace a kernel that another library has registered from Python, whatever torch's default is."""
-
-    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
-        if "allow_override" in inspect.signature(super().impl).parameters:
-            options["allow_override"] = False
-        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
-
-
-_library = _Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-"""Kept for the rest of the process, because a library that is garbage-collected removes its kernels."""
-
-
-def install(device_type: str, missing: Iterable[str]) -> frozenset[str]:
-    """Register portable kernels for a device type, once and for the rest of the process.
+class PortableKernels(torch.library.Library):
+    """Portable kernels for a device type, registered for as long as this object lives.
 
     A kernel that another library has registered from Python for the same operator and device stays.
 
@@ -55,20 +42,29 @@ def install(device_type: str, missing: Iterable[str]) -> frozenset[str]:
         device_type: ``device.type``.
         missing: ATen names of overloads (:attr:`exp.hardware.backend.Capabilities.lacking_operators`).
 
-    Returns:
-        Those of ``missing`` that have a portable kernel now.
+    Attributes:
+        names: those of ``missing`` that have a portable kernel now.
     """
-    done = set()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"(?s).*[Oo]verriding a previously registered kernel")
-        for name in sorted(name for name in missing if name in KERNELS and hasattr(torch.ops.aten, name)):
-            try:
-                kernel = _without_autocast(KERNELS[name], device_type)
-                torch.library.impl(f"aten::{name}", device_type, kernel, lib=_library)
-                done.add(name)
-            except RuntimeError as error:
-                logger.info("aten::%s on %s keeps the kernel of another library: %s", name, device_type, error)
-    return frozenset(done)
+
+    def __init__(self, device_type: str, missing: Iterable[str]) -> None:
+        super().__init__("aten", "IMPL")  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"(?s).*[Oo]verriding a previously registered kernel")
+            for name in sorted(name for name in missing if name in KERNELS and hasattr(torch.ops.aten, name)):
+                try:
+                    kernel = _without_autocast(KERNELS[name], device_type)
+                    torch.library.impl(f"aten::{name}", device_type, kernel, lib=self)
+                    self.names.add(name)
+                except RuntimeError as error:
+                    text = "aten::%s on %s keeps the kernel of another library: %s"
+                    logger.info(text, name, device_type, error)
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        """Refuse to replace a kernel that another library has registered from Python, whatever torch's default is."""
+        if "allow_override" in inspect.signature(super().impl).parameters:
+            options["allow_override"] = False
+        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
 def _without_autocast(kernel: Callable[..., Any], device_type: str) -> Callable[..., Any]:

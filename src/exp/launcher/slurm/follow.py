@@ -23,8 +23,8 @@ from exp.launcher.run import FrozenRun
 from exp.runs import slurm
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
+from exp.runs.job import handle_signals, signal_name
 from exp.runs.lock import live_holder
-from exp.runs.signals import handle_signals, signal_name
 from exp.runs.slurm import JobState
 from exp.task import resume_command
 

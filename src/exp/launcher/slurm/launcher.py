@@ -38,8 +38,8 @@ from exp.runs import slurm
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
+from exp.runs.job import PREEMPT_SIGNAL
 from exp.runs.lock import RunLock
-from exp.runs.signals import PREEMPT_SIGNAL
 from exp.worker.processes import REQUEUES_VARIABLE
 
 if TYPE_CHECKING:

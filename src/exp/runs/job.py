@@ -1,6 +1,11 @@
-"""The private folder of a job on one node ("scratch"): what launcher and workers exchange.
+"""What the processes of one job on a node share: a private folder ("scratch"), and signals.
 
 The launcher makes the folder, names it in :data:`SCRATCH_VARIABLE`, and removes it with the job.
+
+Preemption (the run has to save its state and end) is a signal to the launcher, and a file for its workers
+(:data:`PREEMPT_FLAG`). Workers and their child processes start with the signal blocked, because Slurm sends it to every
+process of a job step, and its default action is to kill. They look for the file between two steps, so that start-up,
+collective operations and loader processes are never interrupted.
 
 A loader process sends a tensor as an open file over a Unix socket. The path of a socket may have at most 107 bytes on
 Linux (unix(7)). If the temporary folder has a longer path, no socket can be made: the thread of the loader process that
@@ -9,17 +14,21 @@ sends the first batch dies, and the training waits for the batch forever.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from multiprocessing import util
+from typing import Callable, Iterable, Iterator
 
 from exp.errors import ConfigError, RunError
 
 __all__ = [
-    "ENDING_FLAG", "HEARTBEATS_FILE", "PREEMPTED_FILE", "PREEMPT_FLAG", "RUN_FOLDER_FILE", "SCRATCH_VARIABLE",
-    "ensure_socket_folder", "set_socket_folder",
+    "ENDING_FLAG", "ENDING_SIGNALS", "HEARTBEATS_FILE", "PREEMPTED_FILE", "PREEMPT_FLAG", "PREEMPT_SIGNAL",
+    "RUN_FOLDER_FILE", "SCRATCH_VARIABLE", "block_signals", "ensure_socket_folder", "handle_signals",
+    "set_socket_folder", "signal_name",
 ]  # fmt: skip
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
@@ -86,3 +95,55 @@ def ensure_socket_folder() -> None:
 
 def _fits(private: str) -> bool:
     return len(os.fsencode(private + _SOCKET)) <= _LONGEST
+
+
+PREEMPT_SIGNAL = signal.SIGUSR2
+"""Signal that announces preemption. Not SIGUSR1, which vendors' collectives use."""
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, PREEMPT_SIGNAL)
+"""Signals that end a run; it reports them in one line."""
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, object], None], more_follows: bool = False) -> Iterator[None]:
+    """Context in which ``handler`` receives :data:`ENDING_SIGNALS`.
+
+    Signals that this process ignores from its start stay ignored (``nohup`` ignores SIGHUP, a shell's ``&`` SIGINT),
+    except the preemption signal.
+
+    Args:
+        handler: takes the number of the signal, and the frame.
+        more_follows: whether this process has more to do after the block, such as the next batch of a sweep. Otherwise
+            the preemption signal is ignored from then on: only the report of the end is left to do, and the default
+            action of the signal would kill the process.
+    """
+    before = {}
+    for number in ENDING_SIGNALS:
+        if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL and not more_follows else previous)
+
+
+def signal_name(number: int) -> str:
+    """Name of a signal, such as ``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@contextlib.contextmanager
+def block_signals(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Block signals, so that processes started in this context inherit them blocked.
+
+    A signal that arrives meanwhile is delivered to this process afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
