@@ -71,12 +71,11 @@ def contender(name: str, portable: bool, threads: int, pipe: Connection) -> None
     """On each request take a step, and send CPU seconds and peak memory; on ``False`` send the gradients and end."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    kernels: object = None
     if portable:
         from exp.hardware import operators
         from exp.hardware.operators import separable
 
-        kernels = operators.PortableKernels("cpu", set(operators.KERNELS) - separable.SELF_REFERENTIAL)
+        _kernels = operators.PortableKernels("cpu", set(operators.KERNELS) - separable.SELF_REFERENTIAL)
     model, loss_of = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=True)
     saved: dict[int, int] = {}
@@ -88,7 +87,7 @@ def contender(name: str, portable: bool, threads: int, pipe: Connection) -> None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss_of().backward()
     optimizer.zero_grad(set_to_none=True)
-    while pipe.recv():  # `kernels` lives until the end, and its kernels with it
+    while pipe.recv():  # `_kernels` lives until the end, and with it what it registers
         before = reset_peak()
         begun = time.process_time()
         loss_of().backward()
