@@ -23,7 +23,8 @@ from typing import Iterable
 
 from omegaconf import OmegaConf
 
-from exp.launcher.run import FrozenRun
+from exp.config.compose import load
+from exp.launcher.base import Classes, FrozenRun
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs.folder import RunFolder
 
@@ -91,7 +92,8 @@ def run(kind: str, place: Path, number: int, mark: str, shared: set[Path]) -> in
         return subprocess.run(command, check=False, capture_output=True).returncode
     folder.create()
     shutil.copy(place / ("short.yaml" if kind == "normal" else "long.yaml"), folder.config)
-    return TorchrunLauncher().launch(FrozenRun(OmegaConf.load(folder.config), [], folder)).exit_code
+    config = load(folder.config)
+    return TorchrunLauncher().launch(FrozenRun(config, [], folder, Classes.of(config))).exit_code
 
 
 def entries(folder: str) -> set[str]:

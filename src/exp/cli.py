@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,6 +20,7 @@ from hydra.core.plugins import Plugins
 from exp import __version__, console
 from exp.config import compose, explain
 from exp.config.options import Options, read_options
+from exp.config.resolve import to_plain
 from exp.config.sources import register
 from exp.errors import (
     EXIT_FAILED,
@@ -31,9 +32,9 @@ from exp.errors import (
     format_user_error,
     user_traceback,
 )
-from exp.launcher.base import launcher_class
+from exp.launcher.base import Classes
 from exp.launcher.execute import execute
-from exp.launcher.freeze import compose_run, validate_run
+from exp.launcher.freeze import freeze
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.task import ParentTask, cli_arguments, create_task, rerun_command
@@ -135,19 +136,15 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
     compose.check_not_empty("output_dir", config.output_dir)
     compose.replace_dict_overrides(config, overrides)
     config = compose.typed(config)
-    task = create_task(config)
-    if isinstance(task, ParentTask):
+    classes = Classes.of(config)
+    if issubclass(classes.task, ParentTask):
+        task: Any = create_task(classes.task, to_plain(config.task))
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
         if task.runs:
             return code, [*task.runs]
     else:
-        launcher = launcher_class(config)
-        launcher.adopt_rank_environment(config, overrides)
-        adopted = config.nproc, config.launcher.nnodes
-        config = compose_run(config, overrides)
-        if launcher.is_external:  # backend=auto composes anew, from the overrides alone
-            config.nproc, config.launcher.nnodes = adopted
-        run = validate_run(config, overrides)
+        classes.launcher.adopt_rank_environment(config, overrides)
+        run = freeze(config, overrides, classes)
         code, folder = execute(run, tracebacks).exit_code, run.folder
     return code, [folder.path] * folder.config.is_file()
 

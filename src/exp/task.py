@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence, TypeVar
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from exp import console
 from exp.config.resolve import resolve
@@ -149,12 +149,15 @@ def task_class(config: ExpConfig) -> type[Task]:
     return cls
 
 
-def create_task(config: ExpConfig) -> Task:
-    """The task of a configuration, with its keys; raises the errors of :func:`task_class`."""
-    cls = task_class(config)
-    plain: Any = OmegaConf.to_container(config.task, resolve=True)
+def create_task(cls: type[Task], keys: Any) -> Task:
+    """A task with its keys.
+
+    Args:
+        cls: the result of :func:`task_class`.
+        keys: ``config.task`` as a dict, with values instead of interpolations.
+    """
     # A family of data sets may add keys to a task (exp.plugins.Plugin.keys); they are not fields of the class.
-    return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})
+    return cls(**{field.name: keys[field.name] for field in dataclasses.fields(cls) if field.name in keys})
 
 
 cli_arguments: list[str] = []

@@ -20,7 +20,7 @@ from exp.engine.schedules import build_schedulers
 from exp.engine.wrapper import place_and_wrap
 from exp.errors import ConfigError
 from exp.hardware.registry import create_backend
-from exp.launcher.base import create_launcher
+from exp.launcher.base import launcher_class
 from exp.task import task_class
 from exp.trackers import start
 from tests.config.conftest import composed
@@ -103,6 +103,7 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
     session = make_session(0, 2, **{**SETTINGS, **{part: {"_target_": wrong} for part in ("data", "model")}})
     config = session.config
     config.task, config.metrics = {"_target_": wrong}, [{"_target_": wrong}]
+    config.launcher = LauncherConfig(_target_=wrong)
     config.wrapper._target_ = config.optim.type = wrong
     config.logger.trackers = {"mine": {"_target_": wrong}}
 
@@ -111,7 +112,7 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
 
     calls = {
         "backend._target_": lambda: create_backend({"_target_": of_torch, "name": "mine"}),
-        "launcher._target_": lambda: create_launcher(OmegaConf.structured(LauncherConfig(_target_=wrong)), 1),
+        "launcher._target_": lambda: launcher_class(config),
         "task._target_": lambda: task_class(config),
         "wrapper._target_": lambda: place_and_wrap(Noisy(), session),
         "model._target_": lambda: build_model(session, points),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from exp.config.schema import LauncherConfig
+from exp.config.resolve import to_plain
+from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import ConfigError
-from exp.launcher.base import create_launcher
+from exp.launcher.base import create_launcher, launcher_class
 
 TWO_NODES = {"nnodes": 2, "rdzv_endpoint": "127.0.0.1:1"}
 WRONG = ("node0", ":1", "node0:port", "node0:65536", "no.such.host.invalid:29500")
@@ -21,5 +22,6 @@ LOCAL = {"_target_": "exp.launcher.local.LocalLauncher"}
     *(({**TWO_NODES, "rdzv_endpoint": endpoint}, f"launcher.rdzv_endpoint={endpoint}") for endpoint in WRONG),
 ])  # fmt: skip
 def test_what_a_launcher_cannot_do_is_refused_with_its_key(settings, key):
+    config = OmegaConf.structured(ExpConfig(launcher=LauncherConfig(**{"_target_": "auto", **settings})))
     with pytest.raises(ConfigError, match=key):
-        create_launcher(OmegaConf.structured(LauncherConfig(**{"_target_": "auto", **settings})), nproc=1)
+        create_launcher(launcher_class(config), to_plain(config.launcher), nproc=1)

@@ -17,14 +17,15 @@ from omegaconf import OmegaConf, open_dict
 from exp.config.sources import register
 from exp.errors import ExpError
 from exp.hardware.registry import create_backend
+from exp.launcher.base import Classes, FrozenRun, Launcher
 from exp.launcher.freeze import compose_run, validate_run
 from exp.launcher.outcome import Outcome
-from exp.launcher.run import FrozenRun
 from exp.runs.folder import RunFolder
 from exp.sweep.composing import Composer
 from exp.sweep.jobs import Job
 from exp.sweep.scheduler import _LocalScheduler
 from exp.sweep.sweep import Sweep
+from exp.task import Task
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.
 SHAPES = [
@@ -100,7 +101,7 @@ def hydra(tmp_path, monkeypatch):
 
 
 def test_a_job_is_searched_by_its_validation_never_by_its_test(tmp_path):
-    job = Job(FrozenRun(OmegaConf.create(), [], RunFolder(tmp_path)), Outcome())
+    job = Job(FrozenRun(OmegaConf.create(), [], RunFolder(tmp_path), Classes(Task, Launcher)), Outcome())
     job.run.folder.write_result({"metric": 5.0, "selected_by": {"metric": "mse", "value": 1.0}})
     assert job.metric == 1.0
     job.outcome = Outcome(1)

@@ -19,6 +19,7 @@ from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, CheckResult, Journal, fail, print_result, skip, table_of
 from exp.checks.child import ChildEnd, config_dir_args, overrides_without, run_exp
 from exp.config.compose import sets_output_dir
+from exp.config.resolve import to_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.hardware.environment import git_revision, package_versions, reported_variables
 from exp.hardware.registry import create_backend
@@ -28,7 +29,7 @@ from exp.report.formats import Table, as_markdown, count_words
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.task import create_task
+from exp.task import create_task, task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -118,7 +119,7 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
         UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
     config = compose_run(config, overrides)
-    create_task(config).check(config)
+    create_task(task_class(config), to_plain(config.task)).check(config)
     backend = create_backend(config.backend)
     check_hardware(config, backend)
     rows = plan(config, overrides, backend)

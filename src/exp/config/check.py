@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.resolve import walk
+from exp.config.resolve import check_names, to_plain, walk
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
 from exp.errors import ConfigError
 from exp.plugins import Family, installed
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
 __all__ = [
-    "UNSUPPORTED_HOOKS", "check_data", "check_family", "check_hooks", "check_nodes", "check_values", "check_weights",
-    "check_wrapper", "derive_batch_sizes", "has_weights", "preflight_of", "unsupported_hook_message",
+    "UNSUPPORTED_HOOKS", "check_config", "check_data", "check_hooks", "check_values", "check_weights", "check_wrapper",
+    "derive_batch_sizes", "has_weights", "preflight_of", "unsupported_hook_message",
 ]  # fmt: skip
 
 _CHOICES = {
@@ -72,12 +72,25 @@ def has_weights(config: ExpConfig) -> bool:
     return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
 
-def check_nodes(config: ExpConfig) -> None:
+def check_config(config: ExpConfig) -> None:
+    """Check what no task changes: families, names of code, values of all keys, and hooks.
+
+    Raises:
+        ConfigError: something is wrong; the message has the key.
+    """
+    _check_family(config)
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    _check_texts({key: value for key, _, value in walk(content)})
+    check_names(to_plain(config))
+    check_values(config)
+
+
+def _check_texts(values: Mapping[str, Any]) -> None:
     """Refuse missing values, text that is not UTF-8, and passwords in any key."""
-    missing = sorted(key for key, _, _, value in walk(config) if value == MISSING)
+    missing = sorted(key for key, value in values.items() if value == MISSING)
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set", f"give {' '.join(f'{key}=...' for key in missing)}")
-    for key, _, _, value in walk(config):
+    for key, value in values.items():
         if isinstance(value, str) and value != value.encode(errors="replace").decode():  # a lone surrogate
             raise ConfigError(f"{key}={value} has bytes that are not UTF-8", "rename this file or folder")
         if isinstance(value, str) and value != without_credentials(value):
@@ -162,7 +175,7 @@ def _family_of(config: ExpConfig, part: str) -> str | None:
     return next((name for name, family in _families().items() if issubclass(keys, getattr(family, part))), None)
 
 
-def check_family(config: ExpConfig) -> None:
+def _check_family(config: ExpConfig) -> None:
     """Refuse model, data and keys of the task that belong to different families, as far as plugins define these."""
     plugins, families = installed().values(), _families()
     of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
@@ -211,7 +224,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         module, _, last = str(hook["type"]).rpartition(".")
         if last in UNSUPPORTED_HOOKS and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(unsupported_hook_message(last))
-        for key, _, name, path in walk(hook, f"hooks[{index}]"):
+        for key, name, path in walk(OmegaConf.to_container(OmegaConf.create(hook), resolve=False), f"hooks[{index}]"):
             is_output = isinstance(path, str) and name in ("json_trace_path", "dir_name")
             if is_output and (Path(path).is_absolute() or ".." in Path(path).parts):
                 raise ConfigError(f"{key}={path} must be a relative path below the run folder")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Sequence, cast
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
 from hydra.errors import HydraException
@@ -34,7 +35,7 @@ from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
 
 __all__ = [
-    "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "interpolations", "is_hub_source", "load",
+    "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "finish", "is_hub_source", "load",
     "make_paths_absolute", "primary_config", "replace_dict_overrides", "run_folder_of", "sets_output_dir", "typed",
 ]  # fmt: skip
 
@@ -95,12 +96,18 @@ def _type_parts(config: Any) -> None:
         value = OmegaConf.select(config, key)
         if isinstance(value, str):
             raise ConfigError(f"{key}={value} is no section of keys; choose one with {group}={value}", key=key)
-    for _, parent, name, part in list(walk(config.get("model"), "model")):
-        structure = structure_of(part.get("_target_")) if isinstance(part, DictConfig) else None
-        if structure is not None and OmegaConf.get_type(part) is not structure:
-            content = OmegaConf.to_container(part, resolve=False)
-            parent[name] = structure
-            parent[name].merge_with(content)
+    _type_sections(config.get("model"))
+
+
+def _type_sections(node: Any) -> None:
+    content: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else {}
+    for key, part in enumerate(content) if isinstance(content, list) else content.items():
+        structure = structure_of(part.get("_target_")) if isinstance(part, dict) else None
+        if structure is not None and OmegaConf.get_type(node[key]) is not structure:
+            node[key] = structure
+            node[key].merge_with(part)
+        if isinstance(part, (dict, list)):
+            _type_sections(node[key])
 
 
 def load(path: Path) -> ExpConfig:
@@ -130,8 +137,31 @@ def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
     return cast(ExpConfig, hydra.compose(primary, list(overrides)))
 
 
+def finish(config: ExpConfig, overrides: Sequence[str]) -> ExpConfig:
+    """Type a composed configuration, and record how it was composed.
+
+    Args:
+        config: composed by Hydra, without the node ``hydra``; it may have its types already.
+        overrides: the user's overrides.
+    """
+    if OmegaConf.get_type(config) is not ExpConfig:
+        replace_dict_overrides(config, overrides)
+        config = typed(config)  # checks what +KEY=VALUE added, too
+    # The record has the choices of the run in init_from already.
+    groups = HydraConfig.get().runtime.choices.items()
+    chosen = {group: name for group, name in groups if "/" not in group and name not in (None, RUN_CONFIG)}
+    config.record.chosen = {**config.record.chosen, **chosen, "backend": config.backend.name}
+    # A frozen configuration has values instead of interpolations. A later change of the other key still changes these.
+    for group in ("data", "model"):
+        for key, _, value in walk(OmegaConf.to_container(config[group], resolve=False), group):  # type: ignore[index]
+            match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match is not None:
+                config.record.follows[key] = match.group(1)
+    return config
+
+
 def replace_dict_overrides(config: Any, overrides: Sequence[str]) -> None:
-    """Replace each dictionary of ``data`` and ``model`` that an override sets; Hydra would merge the two.
+    """Replace each dictionary of ``data`` and ``model`` that an override sets; Hydra has merged the two.
 
     Args:
         config: composed; changed in place.
@@ -144,26 +174,12 @@ def replace_dict_overrides(config: Any, overrides: Sequence[str]) -> None:
             OmegaConf.update(config, key, value, merge=False)
 
 
-def interpolations(config: ExpConfig) -> dict[str, str]:
-    """The keys of model and data that are interpolations of another key: ``{"model.channels": "data.channels"}``.
-
-    A frozen configuration has values instead of interpolations. With this record, a later change of the other key still
-    changes these keys, too.
-
-    Args:
-        config: composed, not resolved.
-    """
-    members = [(key, value) for group in ("data", "model") for key, _, _, value in walk(config[group], group)]  # type: ignore[index]
-    matches = [(key, _REFERENCE.fullmatch(value)) for key, value in members if isinstance(value, str)]
-    return {key: match.group(1) for key, match in matches if match is not None}
-
-
 def is_hub_source(weights: str | None) -> bool:
     """Whether ``init_from`` names weights of a hub instead of a file."""
     return weights is not None and weights.startswith(("hf:", "timm:"))
 
 
-def make_paths_absolute(config: Any) -> None:
+def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
     """Make the paths in a configuration absolute, in place, so that the run can be used again from any folder.
 
     Every string that begins with ``~/`` is a path. Other strings are paths if their key is known to be one
@@ -171,19 +187,26 @@ def make_paths_absolute(config: Any) -> None:
 
     Args:
         config: typed; changed in place.
+        task_paths: the keys of the task that are paths (:class:`exp.task.Task`).
 
     Raises:
         ConfigError: the value of such a key is empty.
     """
-    for _, parent, key, value in walk(config):
-        if isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
-            parent[key] = str(Path(value).expanduser())
-    task: Any = OmegaConf.get_type(config.task)
-    for key in (*_PATH_KEYS, *(f"task.{name}" for name in task.paths)):
+    _expand_home(config)
+    for key in (*_PATH_KEYS, *(f"task.{name}" for name in task_paths)):
         value = OmegaConf.select(config, key)
         check_not_empty(key, value)
         if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_hub_source(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
+
+
+def _expand_home(node: Any) -> None:
+    content: Any = OmegaConf.to_container(node, resolve=False)
+    for key, value in enumerate(content) if isinstance(content, list) else content.items():
+        if isinstance(value, (dict, list)):
+            _expand_home(node[key])
+        elif isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
+            node[key] = str(Path(value).expanduser())
 
 
 def check_not_empty(key: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import re
 import textwrap
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -100,8 +101,12 @@ def _hint(unknown: str, error: BaseException) -> str:
     """A suggestion for an unknown key: the nearest key, or a key of another node with the same name."""
     group, _, last = unknown.partition(".")
     parent = str(getattr(error, "full_key", None) or "").rpartition(".")[0]
-    siblings = [key for key, *_ in walk(getattr(error, "parent_node", None), parent) if not key.startswith("hydra.")]
-    keys = [*siblings, *(key for key, *_ in walk(OmegaConf.structured(ExpConfig))), *_GROUPS]
+    nodes: Any = {parent: getattr(error, "parent_node", None), "": OmegaConf.structured(ExpConfig)}
+    contents = {
+        key: OmegaConf.to_container(node, resolve=False) for key, node in nodes.items() if OmegaConf.is_config(node)
+    }
+    keys = [key for prefix, content in contents.items() for key, *_ in walk(content, prefix)]
+    keys = [*(key for key in keys if not key.startswith("hydra.")), *_GROUPS]
     if group in _FOREIGN_KEYS and group not in keys:
         return f"; use {_FOREIGN_KEYS[group]}"
     if unknown in group_keys():

@@ -45,24 +45,21 @@ def to_plain(config: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True)
 
 
-def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
-    """Iterate over all members below ``config``, each before its own members. Interpolations are not followed.
+def walk(content: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Iterate over all members below ``content``, each before its own members.
 
     Args:
-        config: a node of OmegaConf, a dict or a list; anything else has no members.
-        prefix: the key of ``config``; empty for the root.
+        content: a dict or a list; anything else has no members.
+        prefix: the key of ``content``; empty for the root.
 
     Yields:
-        The dotted key, the container, the key or index in it, and the value as it is written: the text of an
-        interpolation, and ``???`` for a missing value.
+        The dotted key, the key or index in the container, and the value.
     """
-    content: Any = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
     in_list = isinstance(content, list)
     for key, value in enumerate(content) if in_list else content.items() if isinstance(content, dict) else ():
         path = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}" if prefix else str(key)
-        node = config[key] if isinstance(value, (dict, list)) else value
-        yield path, config, key, node
-        yield from walk(node, path)
+        yield path, key, value
+        yield from walk(value, path)
 
 
 def trust_packages(plugins: Sequence[str], overrides: Sequence[str] | None = None) -> None:
@@ -97,19 +94,20 @@ def mark_untrusted(config: Any, user_text: str = "", groups: Sequence[str] = ("m
     _untrusted_names.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", user_text))
 
 
-def check_names(config: Any) -> None:
+def check_names(content: Mapping[str, Any]) -> None:
     """Refuse a configuration that names code which the user has not chosen, or names that are not valid in a path.
 
     Args:
-        config: the whole configuration; interpolations are followed.
+        content: the whole configuration as a dict, with values instead of interpolations.
 
     Raises:
         ConfigError: there is such a name; the message has its key.
     """
-    for key, name in class_names(config):
+    for key, name in class_names(content):
         _check_name(key, name)
-    for key in ("name", "data.name", "task.name"):
-        check_path_part(key, OmegaConf.select(config, key))
+    check_path_part("name", content["name"])
+    for group in ("data", "task"):
+        check_path_part(f"{group}.name", content[group].get("name"))
 
 
 def _check_name(key: str, name: str) -> None:
@@ -161,7 +159,7 @@ def check_path_part(key: str, value: Any) -> None:
 
 def class_names(config: Any) -> Iterator[tuple[str, str]]:
     """Iterate over the names of code in a configuration; yields the dotted key and the name. Follows interpolations."""
-    for path, _, key, value in walk(to_plain(config)):
+    for path, key, value in walk(to_plain(config)):
         if isinstance(value, str) and (key in ("_target_", "_scope_", "type") or str(key).endswith("_type")):
             yield path, value
 

@@ -21,7 +21,6 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from exp.config.resolve import walk
 from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.errors import ConfigError, nearest
 from exp.plugins import installed
@@ -181,9 +180,13 @@ def open_dicts(structure: Any) -> DictConfig:
     The default of such a field must be a dictionary, not null: OmegaConf cannot merge into a typed null.
     """
     node: DictConfig = OmegaConf.structured(structure)
-    for _, _, _, value in walk(node):
-        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
-            OmegaConf.set_struct(value, False)
+    nodes = [node]
+    for parent in nodes:
+        content: Any = OmegaConf.to_container(parent, resolve=False)
+        nodes += [parent[key] for key, value in content.items() if isinstance(value, dict)]
+    for child in nodes:
+        if OmegaConf.get_type(child) is dict:
+            OmegaConf.set_struct(child, False)
     return node
 
 

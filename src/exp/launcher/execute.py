@@ -10,16 +10,13 @@ from exp import console
 from exp.console import format_flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSAL_CODES, ExpError
 from exp.hub import download
-from exp.launcher.base import create_launcher, launcher_class
 from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import empty_result, last_progress
 from exp.task import resume_command
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
-    from exp.launcher.run import FrozenRun
-    from exp.runs.folder import RunFolder
+    from exp.launcher.base import FrozenRun
 
 __all__ = ["execute", "print_header", "report_outcome"]
 
@@ -39,7 +36,7 @@ def execute(run: FrozenRun, tracebacks: bool = False) -> Outcome:
     """
     config, folder, started = run.config, run.folder, False
     try:
-        launcher = create_launcher(config.launcher, config.nproc)
+        launcher = run.launcher
         script = launcher.preflight([run], folder.path / "slurm")
         if script is not None:
             console.make_console().out(script, highlight=False)
@@ -88,8 +85,7 @@ def print_header(run: FrozenRun) -> None:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     _print_line(f"{config.name}: {config.task.name} on {run.backend}, {config.precision}{batch}")
     _print_line(f"run folder: {console.display_path(run.folder.path)}")
-    launcher = launcher_class(config)
-    if not run.backend.capabilities.shared_device and not (launcher.is_external or launcher.is_remote(config.launcher)):
+    if not (run.backend.capabilities.shared_device or run.classes.launcher.is_external or run.is_remote):
         count = run.backend.device_count()
         if count > config.nproc:
             _print_line(f"{count - config.nproc} of {count} devices stay idle; nproc={count} uses all", "yellow")
@@ -113,7 +109,7 @@ def report_outcome(run: FrozenRun, outcome: Outcome) -> int:
             if outcome.restarts != result["restarts"]:
                 result["restarts"] = outcome.restarts
                 folder.write_result(result)
-            _print_table(config, folder, result)
+            _print_table(run, result)
         return EXIT_OK
     record = {**empty_result(config), "restarts": outcome.restarts}
     if outcome.preempted is not None:
@@ -157,7 +153,7 @@ def _print_line(text: str, style: str | None = None) -> None:
     console.make_console().print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
-def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
+def _print_table(run: FrozenRun, result: dict[str, Any]) -> None:
     from exp.report.formats import Table, as_rich
 
     reference = result.get("reference") or {}
@@ -178,7 +174,9 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         _print_line(f"reference: {reference['source']}, {reference['by']}", "dim")
         if reference["differs"]:
             differences = ", ".join(reference["differs"])
-            _print_line(f"this run is not as experiment={config.record.chosen['experiment']}: {differences}", "yellow")
+            _print_line(
+                f"this run is not as experiment={run.config.record.chosen['experiment']}: {differences}", "yellow"
+            )
     for line in (result.get("data") or {}).get("warnings", ()):
         _print_line(line, "yellow")
     fallbacks = result.get("cpu_fallbacks")
@@ -194,4 +192,4 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
             f", {format_flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
         )
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    _print_line(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.display_path(folder.path)}")
+    _print_line(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.display_path(run.folder.path)}")

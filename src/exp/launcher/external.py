@@ -30,7 +30,7 @@ from exp.worker.processes import AGENT_VARIABLE, start_module
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.run import FrozenRun
+    from exp.launcher.base import FrozenRun
 
 __all__ = ["ExternalLauncher"]
 

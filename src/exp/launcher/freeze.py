@@ -11,36 +11,32 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from exp.config import compose, diff
 from exp.config.check import (
+    check_config,
     check_data,
-    check_family,
-    check_nodes,
-    check_values,
     check_weights,
     check_wrapper,
     derive_batch_sizes,
     has_weights,
     preflight_of,
-)  # fmt: skip
+)
 from exp.config.compose import check_weights_exist, is_hub_source
-from exp.config.resolve import check_names, check_target, trust_packages
-from exp.config.schema import ExpConfig
+from exp.config.resolve import check_target, trust_packages
 from exp.config.sources import structure_of
 from exp.errors import ConfigError, UnavailableError, user_code_errors
 from exp.hardware.registry import choose_available
-from exp.launcher.base import launcher_class
-from exp.launcher.run import FrozenRun
+from exp.launcher.base import Classes, FrozenRun
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.task import task_class
 from exp.trackers import check as check_trackers
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.task import Task
 
@@ -49,21 +45,25 @@ __all__ = ["check_hardware", "compose_run", "freeze", "validate_run"]
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the system has it
 
 
-def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
+def freeze(config: ExpConfig, overrides: list[str], classes: Classes | None = None) -> FrozenRun:
     """Validate the configuration that Hydra has composed, and fill in derived values. Writes nothing.
 
     Args:
         config: composed by Hydra, without the node ``hydra``.
         overrides: the user's overrides.
+        classes: of task and launcher, if they have been looked up already.
 
     Raises:
         ConfigError: a value is wrong, two values contradict each other, or a file is missing.
         UnavailableError: the hardware or a package is not available.
     """
-    return validate_run(compose_run(config, overrides), overrides)
+    composed = compose_run(config, overrides, classes)
+    if classes is not None and classes.launcher.is_external:  # backend=auto composes anew, from the overrides alone
+        composed.nproc, composed.launcher.nnodes = config.nproc, config.launcher.nnodes
+    return validate_run(composed, overrides, classes=classes)
 
 
-def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+def compose_run(config: ExpConfig, overrides: list[str], classes: Classes | None = None) -> ExpConfig:
     """The first half of :func:`freeze`; jobs of a sweep that differ only in plain values can share its result.
 
     A task that needs weights takes model and data from the run in ``init_from``.
@@ -79,33 +79,31 @@ def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         UnavailableError: the backend is not available.
     """
     trust_packages(config.plugins, overrides)
-    primary, task_overrides, folder = compose.primary_config(overrides, task_class(config).needs_weights)
+    task = task_class(config) if classes is None else classes.task
+    primary, task_overrides, folder = compose.primary_config(overrides, task.needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
         config = _with_backend(config, primary, task_overrides)
     elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
         config = compose.compose(primary, task_overrides)
-    if OmegaConf.get_type(config) is not ExpConfig:
-        compose.replace_dict_overrides(config, overrides)
-        config = compose.typed(config)  # checks what +KEY=VALUE added, too
-    _record_choices(config)
-    return config
+    return compose.finish(config, overrides)
 
 
-def validate_run(config: ExpConfig, overrides: list[str], output_dir: Path | None = None) -> FrozenRun:
+def validate_run(
+    config: ExpConfig, overrides: list[str], output_dir: Path | None = None, classes: Classes | None = None
+) -> FrozenRun:
     """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place.
 
     Args:
         config: the result of :func:`compose_run`.
         overrides: the user's overrides.
         output_dir: the run folder; None: that of the configuration.
+        classes: of task and launcher, if they have been looked up already.
     """
-    is_remote = launcher_class(config).is_remote(config.launcher)
-    has_peers = config.launcher.nnodes > 1 and not is_remote
-    if has_peers and not compose.sets_output_dir(config):
+    run = FrozenRun(config, overrides, RunFolder(config.output_dir), classes or Classes.of(config))
+    compose.make_paths_absolute(config, run.classes.task.paths)
+    if run.has_peers and not compose.sets_output_dir(config):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
-    compose.make_paths_absolute(config)
-    run = FrozenRun(config, overrides, RunFolder(config.output_dir), has_peers)
-    _check_run(run, is_remote)
+    _check_run(run)
     # After the checks, since a task may set the name in the path.
     run.folder = RunFolder(Path(output_dir or config.output_dir).expanduser().absolute())
     config.output_dir = str(run.folder.path)
@@ -122,16 +120,6 @@ def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpC
         return compose.compose(primary, [*other_overrides, f"backend={name}"])
     except MissingConfigException:  # a backend of another package, without a YAML file
         return compose.compose(primary, [*other_overrides, f"backend._target_={name}", f"backend.name={name}"])
-
-
-def _record_choices(config: ExpConfig) -> None:
-    """Record the choices of config groups, and which keys follow others."""
-    record = config.record
-    choices = HydraConfig.get().runtime.choices.items()
-    # The record has the choices of the run in init_from already.
-    chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.RUN_CONFIG)}
-    record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
-    record.follows = compose.interpolations(config)
 
 
 def _record_config_diff(run: FrozenRun) -> None:
@@ -176,23 +164,19 @@ def _experiment_config(experiment: str | None, override: str) -> ExpConfig | Non
         return None
 
 
-def _check_run(run: FrozenRun, is_remote: bool) -> None:
+def _check_run(run: FrozenRun) -> None:
     """Check the configuration of a run, in place, and fill in derived values, such as the batch sizes.
 
     Args:
         run: a batch size among its overrides takes precedence over one in the experiment file.
-        is_remote: whether the run is a job on other machines.
 
     Raises:
         ConfigError: a value is wrong, or two values contradict each other.
         DataError: a data file is missing or malformed.
         UnavailableError: the backend or a package is missing, or there are fewer devices than ``nproc``.
     """
-    config, backend, task = run.config, run.backend, run.task
-    check_family(config)
-    check_nodes(config)
-    check_names(config)
-    check_values(config)
+    config, backend, task, is_remote = run.config, run.backend, run.task, run.is_remote
+    check_config(config)
     with user_code_errors("task", task):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)

@@ -18,7 +18,7 @@ from exp.worker.processes import fork
 from exp.worker.session import describe_error, reporting, run_rank
 
 if TYPE_CHECKING:
-    from exp.launcher.run import FrozenRun
+    from exp.launcher.base import FrozenRun
 
 __all__ = ["LocalLauncher"]
 

@@ -33,7 +33,7 @@ from exp.runs.job import (
 from exp.worker.processes import ForkedProcess, kill_job
 
 if TYPE_CHECKING:
-    from exp.launcher.run import FrozenRun
+    from exp.launcher.base import FrozenRun
 
 __all__ = ["Supervisor"]
 

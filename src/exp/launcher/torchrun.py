@@ -22,7 +22,7 @@ from exp.runs.lock import LOCK, read_holder
 from exp.worker.processes import SPEC, start_module
 
 if TYPE_CHECKING:
-    from exp.launcher.run import FrozenRun
+    from exp.launcher.base import FrozenRun
 
 __all__ = ["TorchrunLauncher"]
 

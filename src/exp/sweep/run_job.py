@@ -10,9 +10,9 @@ from dataclasses import asdict
 
 from exp import console
 from exp.errors import EXIT_FAILED, ExpError, SignalReceived
+from exp.launcher.base import FrozenRun
 from exp.launcher.execute import execute
 from exp.launcher.outcome import Outcome, outcome_file
-from exp.launcher.run import FrozenRun
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.job import PREEMPT_SIGNAL, handle_signals, signal_name

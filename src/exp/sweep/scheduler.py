@@ -17,8 +17,8 @@ from exp.runs.job import PREEMPT_SIGNAL, block_signals, handle_signals, signal_n
 from exp.worker.processes import JOB_VARIABLE, kill_job, start_module
 
 if TYPE_CHECKING:
+    from exp.launcher.base import FrozenRun
     from exp.launcher.progress import ProgressDisplay
-    from exp.launcher.run import FrozenRun
 
 __all__ = ["run_locally"]
 

@@ -30,17 +30,17 @@ from exp.errors import (
     first_line,
 )
 from exp.hub import download
-from exp.launcher.base import Launcher, create_launcher, launcher_class
+from exp.launcher.base import Classes, FrozenRun, Launcher
 from exp.launcher.freeze import validate_run
 from exp.launcher.outcome import Outcome
 from exp.launcher.rank_environment import check_stale_environment
-from exp.launcher.run import FrozenRun
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.sweep.composing import Composer
 from exp.sweep.jobs import Job, SweepDisplay
 from exp.sweep.scheduler import run_locally
+from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -139,11 +139,12 @@ class Sweep:
     def _freeze(self, number: int, arguments: list[str]) -> Job:
         """Freeze a job; one whose configuration exp refuses counts as failed, and what Hydra refuses ends the sweep."""
         overrides, folder = self.composer.task_overrides(arguments), RunFolder(self.folder / str(number))
-        job = Job(FrozenRun(self.config, overrides, folder))
+        job = Job(FrozenRun(self.config, overrides, folder, Classes(Task, Launcher)))  # type: ignore[type-abstract]
         try:
             config = self.composer.config_for_job(self.config, arguments, number)
-            in_parent = hasattr(OmegaConf.get_type(config.task), "run_in_parent")
-            if in_parent or launcher_class(config).is_external:
+            classes = Classes.of(config)
+            in_parent = issubclass(classes.task, ParentTask)
+            if in_parent or classes.launcher.is_external:
                 subject = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{subject} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
             if sets_output_dir(config) and str(config.output_dir) != str(self.config.output_dir):
@@ -151,7 +152,7 @@ class Sweep:
                     "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
                     "between jobs. Sweep other keys, or start a sweep for each folder"
                 )
-            job.run = validate_run(config, overrides, folder.path)
+            job.run = validate_run(config, overrides, folder.path, classes)
             self._assign_folder(job, number)
         except ExpError as error:
             job.outcome = Outcome(error.exit_code, detail=str(error))
@@ -334,15 +335,15 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
     Raises:
         ConfigError: the jobs have different launchers or ask for different resources.
     """
-    configs = [run.config for run in runs]
-    if not any(launcher_class(config).is_remote(config.launcher) for config in configs):
+    if not any(run.is_remote for run in runs):
         return None
-    if len({to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}) > 1:
+    configs = [run.config for run in runs]
+    if len({to_json([to_plain(config.launcher), config.nproc]) for config in configs}) > 1:
         raise ConfigError(
             "a sweep on Slurm is one job array, whose jobs all ask for the same resources; start a command of its own "
             "for each value of launcher.* and nproc"
         )
-    return create_launcher(configs[0].launcher, configs[0].nproc)
+    return runs[0].launcher
 
 
 def _run_folders(folder: Path) -> list[Path]:

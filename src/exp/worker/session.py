@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp.config.compose import load
-from exp.config.resolve import trust_packages
+from exp.config.resolve import to_plain, trust_packages
 from exp.console import make_console
 from exp.errors import ConfigError, Preempted, as_exp_error, error_message, user_error_lines, user_location
 from exp.hardware.backend import PRECISIONS
@@ -29,7 +29,7 @@ from exp.runs.failures import Failures, Patience, RankFailure, is_caused_by_peer
 from exp.runs.files import write_json
 from exp.runs.job import ENDING_FLAG, SCRATCH_VARIABLE
 from exp.session import RankInfo, Session
-from exp.task import create_task
+from exp.task import create_task, task_class
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -57,7 +57,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     trust_packages(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.exit_handlers.append(backend.close)
-    task = create_task(config)
+    task = create_task(task_class(config), to_plain(config.task))
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
         os.environ.setdefault(name, value)
