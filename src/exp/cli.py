@@ -32,12 +32,12 @@ from exp.errors import (
     format_user_error,
     user_traceback,
 )
-from exp.launcher.base import Classes
+from exp.launcher.base import Classes, launcher_class
 from exp.launcher.execute import execute
-from exp.launcher.freeze import freeze
+from exp.launcher.freeze import compose_run, validate_run
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
-from exp.task import ParentTask, cli_arguments, create_task, rerun_command
+from exp.task import ParentTask, cli_arguments, create_task, rerun_command, task_class
 from hydra_plugins import exp_sweeps  # not its class, which Hydra's search makes anew if exp is installed
 
 if TYPE_CHECKING:
@@ -79,7 +79,11 @@ def main() -> int:
             primary, overrides, _ = compose.primary_config(arguments.overrides)
             sys.argv[1:] = [*arguments.flags, *overrides]
             with console.stdout_errors() if arguments.prints else contextlib.nullcontext():
-                hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
+                if arguments.prints or arguments.multirun:
+                    hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
+                else:
+                    with hydra.initialize_config_module("exp.conf", job_name="exp", version_base="1.3"):
+                        job(compose.compose_job(primary, overrides))
         with console.stdout_errors():
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of --help or --cfg has closed the pipe, as head does
@@ -134,17 +138,19 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
     """
     compose.check_not_empty("output_dir", config.output_dir)
-    compose.replace_dict_overrides(config, overrides)
-    config = compose.typed(config)
-    classes = Classes.of(config)
-    if issubclass(classes.task, ParentTask):
-        task: Any = create_task(classes.task, to_plain(config.task))
+    cls = task_class(config)
+    if issubclass(cls, ParentTask):
+        compose.replace_dict_overrides(config, overrides)
+        config = compose.typed(config)
+        task: Any = create_task(cls, to_plain(config.task))
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
         if task.runs:
             return code, [*task.runs]
     else:
+        config = compose_run(config, overrides, cls)
+        classes = Classes(cls, launcher_class(config))
         classes.launcher.adopt_rank_environment(config, overrides)
-        run = freeze(config, overrides, classes)
+        run = validate_run(config, overrides, classes)
         code, folder = execute(run, tracebacks).exit_code, run.folder
     return code, [folder.path] * folder.config.is_file()
 

@@ -59,13 +59,13 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
         config = copy.deepcopy(composed)
         with open_dict(config):
             del config["hydra"]
-        return OmegaConf.to_yaml(
-            validate_run(compose_run(config, overrides), overrides, tmp_path / "run").config, resolve=True
-        )
+        config = compose_run(config, overrides)
+        run = validate_run(config, overrides, Classes.of(config), tmp_path / "run")
+        return OmegaConf.to_yaml(run.config, resolve=True)
 
     def shared(overrides: list[str]) -> str:
         prepared = composer.config_for_job(master, overrides, 0)
-        run = validate_run(prepared, composer.task_overrides(overrides), tmp_path / "run")
+        run = validate_run(prepared, composer.task_overrides(overrides), Classes.of(prepared), tmp_path / "run")
         return OmegaConf.to_yaml(run.config, resolve=True)
 
     def outcome(way, overrides: list[str]) -> str:

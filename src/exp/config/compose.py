@@ -35,7 +35,7 @@ from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
 
 __all__ = [
-    "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "finish", "is_hub_source", "load",
+    "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "compose_job", "finish", "is_hub_source", "load",
     "make_paths_absolute", "primary_config", "replace_dict_overrides", "run_folder_of", "sets_output_dir", "typed",
 ]  # fmt: skip
 
@@ -137,12 +137,23 @@ def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
     return cast(ExpConfig, hydra.compose(primary, list(overrides)))
 
 
-def finish(config: ExpConfig, overrides: Sequence[str]) -> ExpConfig:
-    """Type a composed configuration, and record how it was composed.
+def compose_job(primary: str, overrides: Sequence[str]) -> ExpConfig:
+    """Compose the configuration of a single run, once; not typed yet.
+
+    ``hydra.main`` would compose it twice, the first time only to read ``hydra.mode``, which no file may set.
+    """
+    config = hydra.compose(primary, list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    return cast(ExpConfig, OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+
+
+def finish(config: ExpConfig, overrides: Sequence[str], task_paths: Sequence[str]) -> ExpConfig:
+    """Type a composed configuration, record how it was composed, and make its paths absolute.
 
     Args:
         config: composed by Hydra, without the node ``hydra``; it may have its types already.
         overrides: the user's overrides.
+        task_paths: the keys of the task that are paths (:class:`exp.task.Task`).
     """
     if OmegaConf.get_type(config) is not ExpConfig:
         replace_dict_overrides(config, overrides)
@@ -157,6 +168,7 @@ def finish(config: ExpConfig, overrides: Sequence[str]) -> ExpConfig:
             match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if match is not None:
                 config.record.follows[key] = match.group(1)
+    make_paths_absolute(config, task_paths)
     return config
 
 
@@ -187,7 +199,7 @@ def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
 
     Args:
         config: typed; changed in place.
-        task_paths: the keys of the task that are paths (:class:`exp.task.Task`).
+        task_paths: the keys of the task that are paths.
 
     Raises:
         ConfigError: the value of such a key is empty.

@@ -40,6 +40,7 @@ class Options:
         overrides: the overrides for Hydra.
         folders: the user's folders of configurations, and packages (``pkg://<name>``).
         help: whether ``--help`` is asked for.
+        multirun: whether ``-m`` asks for a sweep.
         prints: whether an option, such as ``--cfg``, asks for text instead of a run.
     """
 
@@ -48,6 +49,7 @@ class Options:
     overrides: list[str]
     folders: list[str]
     help: bool
+    multirun: bool
     prints: bool
 
 
@@ -99,7 +101,7 @@ def read_options(arguments: Sequence[str]) -> Options:
     flags = [_option(name) + ("" if value is True else f"={value}") for name, value in chosen.items() if name != "help"]
     for_hydra = for_hydra if completes else expand_overrides(for_hydra)
     prints = bool(chosen.keys() & {"cfg", "info", "shell_completion", "hydra_help"})
-    return Options(flags, overrides, for_hydra, folders, parsed["help"], prints)
+    return Options(flags, overrides, for_hydra, folders, parsed["help"], "multirun" in chosen, prints)
 
 
 def _option(name: str) -> str:

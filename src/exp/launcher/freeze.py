@@ -45,31 +45,33 @@ __all__ = ["check_hardware", "compose_run", "freeze", "validate_run"]
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the system has it
 
 
-def freeze(config: ExpConfig, overrides: list[str], classes: Classes | None = None) -> FrozenRun:
+def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
     """Validate the configuration that Hydra has composed, and fill in derived values. Writes nothing.
 
     Args:
         config: composed by Hydra, without the node ``hydra``.
         overrides: the user's overrides.
-        classes: of task and launcher, if they have been looked up already.
 
     Raises:
         ConfigError: a value is wrong, two values contradict each other, or a file is missing.
         UnavailableError: the hardware or a package is not available.
     """
-    composed = compose_run(config, overrides, classes)
-    if classes is not None and classes.launcher.is_external:  # backend=auto composes anew, from the overrides alone
-        composed.nproc, composed.launcher.nnodes = config.nproc, config.launcher.nnodes
-    return validate_run(composed, overrides, classes=classes)
+    config = compose_run(config, overrides)
+    return validate_run(config, overrides, Classes.of(config))
 
 
-def compose_run(config: ExpConfig, overrides: list[str], classes: Classes | None = None) -> ExpConfig:
+def compose_run(config: ExpConfig, overrides: list[str], task: type[Task] | None = None) -> ExpConfig:
     """The first half of :func:`freeze`; jobs of a sweep that differ only in plain values can share its result.
 
     A task that needs weights takes model and data from the run in ``init_from``.
     :func:`exp.config.compose.primary_config` has usually composed the configuration so. It is composed again here in
     two cases: in a sweep over ``init_from``, where it knew only one run; and if only a YAML file names the task, which
     it did not know.
+
+    Args:
+        config: composed by Hydra, without the node ``hydra``.
+        overrides: the user's overrides.
+        task: the class of the task, if it has been looked up already.
 
     Returns:
         The typed configuration, with the chosen backend.
@@ -79,28 +81,27 @@ def compose_run(config: ExpConfig, overrides: list[str], classes: Classes | None
         UnavailableError: the backend is not available.
     """
     trust_packages(config.plugins, overrides)
-    task = task_class(config) if classes is None else classes.task
+    task = task or task_class(config)
     primary, task_overrides, folder = compose.primary_config(overrides, task.needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
         config = _with_backend(config, primary, task_overrides)
     elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
         config = compose.compose(primary, task_overrides)
-    return compose.finish(config, overrides)
+    return compose.finish(config, overrides, task.paths)
 
 
 def validate_run(
-    config: ExpConfig, overrides: list[str], output_dir: Path | None = None, classes: Classes | None = None
+    config: ExpConfig, overrides: list[str], classes: Classes, output_dir: Path | None = None
 ) -> FrozenRun:
     """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place.
 
     Args:
         config: the result of :func:`compose_run`.
         overrides: the user's overrides.
+        classes: of task and launcher.
         output_dir: the run folder; None: that of the configuration.
-        classes: of task and launcher, if they have been looked up already.
     """
-    run = FrozenRun(config, overrides, RunFolder(config.output_dir), classes or Classes.of(config))
-    compose.make_paths_absolute(config, run.classes.task.paths)
+    run = FrozenRun(config, overrides, RunFolder(config.output_dir), classes)
     if run.has_peers and not compose.sets_output_dir(config):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     _check_run(run)

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+from exp.config.compose import make_paths_absolute
 from exp.launcher.freeze import compose_run
 
 __all__ = ["Composer"]
@@ -69,6 +70,7 @@ class Composer:
                 config = copy.deepcopy(self._templates[template_key])
                 for key, value in values.items():
                     OmegaConf.update(config, key, value)
+                make_paths_absolute(config)
                 return config
         config = self._loader.load_sweep_config(master_config, list(overrides))
         with read_write(config), open_dict(config):

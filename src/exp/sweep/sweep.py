@@ -152,7 +152,7 @@ class Sweep:
                     "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
                     "between jobs. Sweep other keys, or start a sweep for each folder"
                 )
-            job.run = validate_run(config, overrides, folder.path, classes)
+            job.run = validate_run(config, overrides, classes, folder.path)
             self._assign_folder(job, number)
         except ExpError as error:
             job.outcome = Outcome(error.exit_code, detail=str(error))
