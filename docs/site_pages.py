@@ -61,6 +61,7 @@ REFERENCE = {
         "`--cfg job` what a command line comes to.",
         [
             "exp.config.schema",
+            "exp.launcher.slurm.keys",
             "exp.forecasting.timebridge.keys",
             "exp.forecasting.keys",
             "exp.vision.config",

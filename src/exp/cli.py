@@ -18,9 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 
 from exp import __version__, console
-from exp.config import compose, explain
-from exp.config.options import Options, read_options
-from exp.config.resolve import to_plain
+from exp.config import compose
+from exp.config.command_line import Options, explain_error, help_text, is_composition_error, read_options
+from exp.config.resolve import to_plain, user
 from exp.config.sources import register
 from exp.errors import (
     EXIT_FAILED,
@@ -37,7 +37,7 @@ from exp.launcher.execute import execute
 from exp.launcher.freeze import compose_run, validate_run
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
-from exp.task import ParentTask, cli_arguments, create_task, rerun_command, task_class
+from exp.task import ParentTask, create_task, rerun_command, task_class
 from hydra_plugins import exp_sweeps  # not its class, which Hydra's search makes anew if exp is installed
 
 if TYPE_CHECKING:
@@ -119,14 +119,13 @@ def _parse(arguments: list[str]) -> Options | None:
         print(f"exp {__version__}")  # noqa: T201
         return None
     options = read_options(arguments)
-    cli_arguments[:] = sorted(
-        arguments, key=options.written.__contains__
-    )  # overrides last, where further ones can follow
+    # Overrides last, where further ones can follow.
+    user.arguments = sorted(arguments, key=options.written.__contains__)
     register(options.folders)
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
     if options.help:
         with console.stdout_errors():
-            print(explain.help_text())  # noqa: T201
+            print(help_text())  # noqa: T201
         return None
     return options
 
@@ -170,9 +169,7 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         return (error if isinstance(error, SignalReceived) else SignalReceived()).report()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
-    exp_error = (
-        explain.explain_error(error) if explain.is_composition_error(error) else as_exp_error(error, usage=usage)
-    )
+    exp_error = explain_error(error) if is_composition_error(error) else as_exp_error(error, usage=usage)
     message = exp_error or format_user_error(error)
     if message is None:
         raise error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence, TypeVar
 from omegaconf import MISSING
 
 from exp import console
-from exp.config.resolve import resolve
+from exp.config.resolve import resolve, user
 from exp.runs.files import read_yaml
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from exp.session import RankInfo, Session
 
 __all__ = [
-    "ParentTask", "Task", "cli_arguments", "create_task", "named_task", "rerun_command", "resume_command", "task_class",
+    "ParentTask", "Task", "create_task", "named_task", "rerun_command", "resume_command", "task_class",
 ]  # fmt: skip
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
@@ -160,10 +160,6 @@ def create_task(cls: type[Task], keys: Any) -> Task:
     return cls(**{field.name: keys[field.name] for field in dataclasses.fields(cls) if field.name in keys})
 
 
-cli_arguments: list[str] = []
-"""Arguments of the command line, with Hydra's options, which the configuration lacks; empty in other processes."""
-
-
 def resume_command(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
     """The command that resumes a run.
 
@@ -177,8 +173,8 @@ def resume_command(config: ExpConfig, folder: RunFolder, *changes: str) -> str |
     """
     if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
-    arguments, written = cli_arguments, folder.current_file(folder.overrides)
-    if not cli_arguments or {"-m", "--multirun"} & {*cli_arguments}:
+    arguments, written = user.arguments, folder.current_file(folder.overrides)
+    if not arguments or {"-m", "--multirun"} & {*arguments}:
         if not written.is_file():
             return None
         arguments = [str(override) for override in read_yaml(written)]
@@ -197,7 +193,7 @@ def rerun_command(*changes: str, without: Sequence[str] = (), arguments: Sequenc
     new = dict(change.split("=", 1) for change in changes)
     unchanged = [
         argument
-        for argument in (cli_arguments if arguments is None else arguments)
+        for argument in (user.arguments if arguments is None else arguments)
         if argument.lstrip("+").partition("=")[0] not in (*new, *without)
     ]
     program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]

@@ -9,6 +9,7 @@ import typing
 import pytest
 
 from exp.config import schema
+from exp.launcher.slurm.keys import SubmititConfig
 from exp.plugins import installed
 from tests.behaviour.conftest import TINY, first_line, ran, result
 
@@ -60,7 +61,7 @@ def test_the_table_has_every_dictionary_of_options():
     sections = {"": schema.ExpConfig}
     hints = typing.get_type_hints(schema.ExpConfig)
     sections.update({f"{name}.": hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)})
-    sections["launcher."] = schema.SubmititConfig
+    sections["launcher."] = SubmititConfig
     found = {f"{section}{name}" for section, cls in sections.items() for name in open_fields(cls)}
     assert found == {*WRONG, *NO_OPTIONS}
     keys = [keys for plugin in installed().values() for keys in plugin.keys.values() if inspect.isclass(keys)]

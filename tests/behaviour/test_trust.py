@@ -122,7 +122,7 @@ def test_opening_a_strangers_run_in_python_imports_nothing(stranger, exp, monkey
     assert not exp.path("executed").exists()
 
 
-FUNCTION = "exp.config.explain.nearest"
+FUNCTION = "exp.config.command_line.nearest"
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_so_has_every_other(refused, overrides, key):
 @pytest.mark.parametrize(
     ("transform", "key"),
     [
-        ("{type: exp.config.explain.nearest}", "pipeline[0].type"),
-        ("{type: RandomChoice, transforms: [[{type: exp.config.explain.nearest}]]}", "transforms[0][0].type"),
+        ("{type: exp.config.command_line.nearest}", "pipeline[0].type"),
+        ("{type: RandomChoice, transforms: [[{type: exp.config.command_line.nearest}]]}", "transforms[0][0].type"),
         ("{type: RandomFlip, _scope_: evil}", "_scope_"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from exp.config.explain import help_text
+from exp.config.command_line import help_text
 from exp.config.sources import register
 
 CONF = Path(__file__).parents[2] / "conf"

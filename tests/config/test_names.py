@@ -74,7 +74,7 @@ def test_registries_import_nothing(executed):
         with pytest.raises(ConfigError, match=r"hooks\[0\]\.type"):
             lookup_class("hooks[0].type", name, HOOKS, Hook)
     sys.path.append(".")
-    for name in ("mine", "mine.Part", "exp.config.explain.nearest", "antigravity"):  # which opens a browser
+    for name in ("mine", "mine.Part", "exp.config.command_line.nearest", "antigravity"):  # which opens a browser
         with pytest.raises(ConfigError, match=r"model\.head\.type"):
             check_type("model.head.type", name)
     for name in ("random", "no module", "ExponentialMovingAverage", "torch.nn.ReLU"):

@@ -11,6 +11,7 @@ import pytest
 from exp.config import schema
 from exp.forecasting import keys as series
 from exp.forecasting.timebridge import keys as timebridge
+from exp.launcher.slurm import keys as slurm
 from exp.vision import config as vision
 from exp.vision import keys as models
 from exp.vision.backbones import keys as backbones
@@ -39,7 +40,7 @@ def test_every_page_with_commands_is_tried():
     assert sum(len(lines_of(page)) for page in PAGES) > 50
 
 
-@pytest.mark.parametrize("module", [schema, series, timebridge, vision, images, models, backbones])
+@pytest.mark.parametrize("module", [schema, slurm, series, timebridge, vision, images, models, backbones])
 def test_every_key_is_documented(module):
     """In a page, or in the schema: a text follows the key."""
     pages = " ".join(page.read_text() for page in PAGES)

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError
+from exp.launcher.slurm.keys import SubmititConfig
 from exp.launcher.slurm.submission import asks_for_cards, check_options, environment_for
 
 SCRIPT = "#!/bin/bash\n#SBATCH --mem=2048M\n#SBATCH --time=60\n#SBATCH --requeue\n#SBATCH --wckey=submitit\n"

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from exp.config.sources import user_config_dirs
+from exp.config.resolve import user
 from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
 from exp.runs.job import PREEMPT_SIGNAL, handle_signals, signal_name
@@ -51,7 +51,7 @@ def overrides_without(overrides: Sequence[str], *keys: str) -> list[str]:
 
 def config_dir_args() -> list[str]:
     """Command-line arguments that give a child the user's own config folders."""
-    return [argument for folder in user_config_dirs for argument in ("--config-dir", folder)]
+    return [argument for folder in user.folders for argument in ("--config-dir", folder)]
 
 
 def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:

@@ -26,9 +26,9 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.resolve import mark_untrusted, resolve, walk
+from exp.config.resolve import mark_untrusted, resolve, user, walk
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.config.sources import choices, nested_groups, open_dicts, structure_of, task_class_by_name, user_config_files
+from exp.config.sources import nested_groups, open_dicts, structure_of, task_class_by_name, user_config_files
 from exp.console import display_path
 from exp.errors import ConfigError, first_line, nearest
 from exp.runs.files import read_yaml
@@ -359,7 +359,7 @@ def _register_run_config(folder: Path) -> dict[str, Any]:
         node: Any = OmegaConf.to_container(config[part], resolve=False)
         structure = structure_of(node.get("_target_"))
         try:
-            choices()[f"{part}/{RUN_CONFIG}"] = (
+            user.run_choices[f"{part}/{RUN_CONFIG}"] = (
                 node if structure is None else OmegaConf.merge(open_dicts(structure), node)
             )
         except OmegaConfBaseException as error:
@@ -370,5 +370,5 @@ def _register_run_config(folder: Path) -> dict[str, Any]:
         overrides.append({f"override {part}": RUN_CONFIG})
     inherited = {key: config[key] for key in _INHERITED_KEYS if key in config}
     record = {"trained_in": str(folder), "chosen": chosen}
-    choices()[RUN_CONFIG] = {"defaults": [*overrides, "_self_"], **inherited, "record": record}
+    user.run_choices[RUN_CONFIG] = {"defaults": [*overrides, "_self_"], **inherited, "record": record}
     return chosen

@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
@@ -25,18 +26,39 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 __all__ = [
-    "check_arguments", "check_names", "check_path_part", "check_target", "check_type", "class_names", "create",
-    "find_user_module", "instantiate", "is_exp_class", "mark_untrusted", "resolve", "to_plain", "trust_packages",
-    "walk", "without_scope",
+    "UserChoices", "check_arguments", "check_names", "check_path_part", "check_target", "check_type", "class_names",
+    "create", "find_user_module", "instantiate", "is_exp_class", "mark_untrusted", "resolve", "to_plain",
+    "trust_packages", "user", "walk", "without_scope",
 ]  # fmt: skip
 
 _TRUSTED_PACKAGES = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
 _FRAMEWORKS = {package.partition(".")[0] for package in _TRUSTED_PACKAGES}
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path
-_plugins: list[str] = []
-"""The modules and packages of ``plugins``, in this process (:func:`trust_packages`)."""
-_untrusted_names: set[str] = set()
-"""Names in the configuration of a run folder that somebody else may have written (:func:`mark_untrusted`)."""
+
+
+@dataclass
+class UserChoices:
+    """What the user of this process has chosen on the command line; empty in other processes.
+
+    Attributes:
+        arguments: all arguments, with Hydra's options, overrides last.
+        folders: folders of configurations, and packages (``pkg://<name>``).
+        plugins: modules and packages whose classes may be named (:func:`trust_packages`).
+        untrusted_names: names in a run folder that somebody else may have written (:func:`mark_untrusted`).
+        run_choices: configurations made of the run in ``init_from``, by ``<group>/<name>``
+            (:func:`exp.config.compose.primary_config`).
+    """
+
+    arguments: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
+    untrusted_names: set[str] = field(default_factory=set)
+    run_choices: dict[str, Any] = field(default_factory=dict)
+
+
+user = UserChoices()
+"""A state of the process: Hydra makes its sources of configurations itself, and classes are checked wherever one is
+made, so neither can be handed what the user has chosen."""
 
 
 def to_plain(config: Any) -> Any:
@@ -77,7 +99,7 @@ def trust_packages(plugins: Sequence[str], overrides: Sequence[str] | None = Non
             f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written",
             "set it on the command line",
         )
-    _plugins[:] = plugins
+    user.plugins = [*plugins]
 
 
 def mark_untrusted(config: Any, user_text: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
@@ -91,7 +113,7 @@ def mark_untrusted(config: Any, user_text: str = "", groups: Sequence[str] = ("m
         groups: the parts of ``config`` that will be used.
     """
     names = {name for key, name in class_names(config) if re.split(r"[.\[]", key)[0] in groups}
-    _untrusted_names.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", user_text))
+    user.untrusted_names |= {name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", user_text)}
 
 
 def check_names(content: Mapping[str, Any]) -> None:
@@ -128,11 +150,11 @@ def _check_name(key: str, name: str) -> None:
     if not (is_target or "." in name or key.endswith("_scope_")) or not _DOTTED_PATH.fullmatch(name):
         return
     top = name.partition(".")[0]
-    allowed = any(f"{name}.".startswith(f"{package}.") for package in (*_TRUSTED_PACKAGES, *_plugins))
+    allowed = any(f"{name}.".startswith(f"{package}.") for package in (*_TRUSTED_PACKAGES, *user.plugins))
     if is_target and not allowed:
         points = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
         allowed = top in {re.split("[.:]", value)[0] for value in points} or (
-            name not in _untrusted_names and _is_user_module(top)
+            name not in user.untrusted_names and _is_user_module(top)
         )
     if not allowed or any(part.startswith("__") for part in name.split(".")):
         raise _not_trusted(key, name)
@@ -176,7 +198,7 @@ def _is_user_module(top: str) -> bool:
 
 def _not_trusted(key: str, name: str) -> ConfigError:
     """The error for a name that is not allowed."""
-    packages = ",".join([*_plugins, name.partition(".")[0]])
+    packages = ",".join([*user.plugins, name.partition(".")[0]])
     return ConfigError(
         f"{key}={name} is neither part of exp nor in a registry, and its package is not in plugins",
         f"if you trust it, add plugins=[{packages}]",

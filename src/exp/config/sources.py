@@ -21,7 +21,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
+from exp.config.resolve import user
+from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import ConfigError, nearest
 from exp.plugins import installed
 from exp.runs.files import read_yaml
@@ -30,12 +31,10 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
 __all__ = [
-    "check_hydra_key", "choices", "group_keys", "nested_groups", "open_dicts", "register", "structure_of",
-    "task_class_by_name", "user_config_dirs", "user_config_files",
+    "check_hydra_key", "group_keys", "nested_groups", "open_dicts", "register", "structure_of", "task_class_by_name",
+    "user_config_files",
 ]  # fmt: skip
 
-user_config_dirs: list[str] = []
-"""The folders and packages (``pkg://...``) of configurations that the user has named on the command line."""
 _UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
 """Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
 launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""
@@ -96,15 +95,15 @@ def register(folders: Sequence[str] = ()) -> None:
     )
     for plugin in (_SearchPath, _Dataclasses, _Files):
         Plugins.instance().register(plugin)
-    user_config_dirs[:] = folders
+    user.folders = [*folders]
     for folder in folders:
         list(_folder_paths(folder))
 
 
 def user_config_files() -> Iterator[Path]:
     """The YAML files in the user's folders. Classes named there are trusted, also if the config of a run names them."""
-    paths = (path for folder in user_config_dirs if not folder.startswith("pkg://") for path in _folder_paths(folder))
-    return (file for path in paths for file in Path(path).rglob("*.yaml"))
+    folders = (folder for folder in user.folders if not folder.startswith("pkg://"))
+    return (file for folder in folders for path in _folder_paths(folder) for file in Path(path).rglob("*.yaml"))
 
 
 def _folder_paths(folder: str) -> list[str]:
@@ -124,24 +123,25 @@ def _folder_paths(folder: str) -> list[str]:
     return [str(path)]
 
 
-@functools.lru_cache(maxsize=None)
-def choices() -> dict[str, Any]:
+def _choices() -> dict[str, Any]:
     """Choices of config groups that need no file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
 
-    They are the schema, typed keys (under ``schema/``), and the model and data of a run
-    (:func:`exp.config.compose.primary_config`).
+    They are the schema, typed keys (under ``schema/``), and the model and data of the run in ``init_from``.
     """
-    structures = _structures()
+    return {"exp_schema": _schema(), **{f"schema/{name}": keys for name, keys in _structures().items()},
+            **user.run_choices}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=None)
+def _schema() -> type:
     untyped: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _UNTYPED_SECTIONS]
-    schema = dataclasses.make_dataclass("Schema", untyped, bases=(ExpConfig,))
-    options: dict[str, Any] = {"exp_schema": schema, **{f"schema/{name}": keys for name, keys in structures.items()}}
-    return options
+    return dataclasses.make_dataclass("Schema", untyped, bases=(ExpConfig,))
 
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
     """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
-    structures: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
+    structures: dict[str, type] = {"launcher/base": LauncherConfig}
     for plugin in installed().values():
         structures.update(plugin.structures)
     extensions = [pair for plugin in installed().values() for pair in plugin.keys.items()]
@@ -196,7 +196,7 @@ class _SearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the folders, and the source of choices without files; Hydra calls this before it composes."""
         packages = {f"exp-{name}": f"pkg://{plugin.config}" for name, plugin in installed().items() if plugin.config}
-        for provider, folder in [*packages.items(), *(("command-line", folder) for folder in user_config_dirs)]:
+        for provider, folder in [*packages.items(), *(("command-line", folder) for folder in user.folders)]:
             for path in _folder_paths(folder):
                 search_path.append(provider, f"{_Files.scheme()}://{path}")
         search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
@@ -305,7 +305,7 @@ def _defaults_groups(defaults: Any) -> Iterator[str]:
 
 
 class _Dataclasses(ConfigSource):
-    """The choices that need no file (:func:`choices`).
+    """The choices that need no file (:func:`_choices`).
 
     Hydra's ConfigStore would make the nodes of all choices in each process, although a run needs a third of them.
     """
@@ -321,21 +321,21 @@ class _Dataclasses(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """A new node of one of the choices."""
-        node = open_dicts(choices()[config_path])
+        node = open_dicts(_choices()[config_path])
         return ConfigResult(self.provider, self.full_path(), node, {"package": None})
 
     def is_config(self, config_path: str) -> bool:
         """Whether the path is a choice."""
-        return config_path in choices()
+        return config_path in _choices()
 
     def is_group(self, config_path: str) -> bool:
         """Whether there are choices in this group."""
-        return any(name.startswith(f"{config_path}/") for name in choices())
+        return any(name.startswith(f"{config_path}/") for name in _choices())
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names of choices, of groups, or of both, directly below a path."""
         prefix = f"{config_path}/" if config_path else ""
-        names = [name[len(prefix) :] for name in choices() if name.startswith(prefix)]
+        names = [name[len(prefix) :] for name in _choices() if name.startswith(prefix)]
         configs = {name for name in names if "/" not in name}
         groups = {name.partition("/")[0] for name in names} - configs
         return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])

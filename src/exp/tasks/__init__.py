@@ -1,7 +1,8 @@
-"""exp's own tasks and its model of plain modules, registered in the same way as those of a plugin."""
+"""What exp itself registers like a plugin: its tasks, its model of plain modules, and the keys of ``launcher=submitit``."""
 
 from __future__ import annotations
 
+from exp.launcher.slurm.keys import SubmititConfig
 from exp.models.keys import PlainConfig
 from exp.plugins import Plugin
 from exp.tasks import checks, runs, train
@@ -9,4 +10,5 @@ from exp.tasks import checks, runs, train
 __all__ = ["plugin"]
 
 _TASKS = [getattr(module, name) for module in (checks, runs, train) for name in module.__all__]
-plugin = Plugin(structures={**{f"task/{task.name}": task for task in _TASKS}, "model/plain": PlainConfig})
+_KEYS = {"launcher/submitit": SubmititConfig, "model/plain": PlainConfig}
+plugin = Plugin(structures={**_KEYS, **{f"task/{task.name}": task for task in _TASKS}})

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from exp import hub
-from exp.config.schema import SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
 from exp.hardware.cards import visible_devices_env
 from exp.launcher.base import FrozenRun, Launcher
@@ -31,6 +30,7 @@ from exp.launcher.outcome import Outcome, outcome_file
 from exp.launcher.progress import ProgressDisplay
 from exp.launcher.rank_environment import clear_stale_environment
 from exp.launcher.slurm.follow import JOB_FILE, SubmittedJob, follow
+from exp.launcher.slurm.keys import SubmititConfig
 from exp.launcher.slurm.submission import asks_for_cards, check_options, environment_for
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm

@@ -68,7 +68,7 @@ def check_options(extra: Mapping[str, Any], srun_args: Sequence[str]) -> None:
 
 
 def asks_for_cards(launcher: Any) -> bool:
-    """Whether a job with these keys of :class:`exp.config.schema.SubmititConfig` gets cards: some, or whole nodes."""
+    """Whether a job with these keys (:mod:`exp.launcher.slurm.keys`) gets cards: some, or whole nodes."""
     extra = {_option(str(name)) for name, value in launcher.extra.items() if value}
     here = {_option(name[len("SBATCH_") :]) for name in os.environ if name.startswith("SBATCH_")}
     return bool(launcher.gres or launcher.exclusive or {*_CARDS, "exclusive"} & (extra | here))
