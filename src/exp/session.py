@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from exp import trackers
 from exp.hardware.backend import usable_cores
+from exp.trackers import base as trackers
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from exp.distributed import Distributed, Kernels
     from exp.hardware.backend import Backend
     from exp.runs.folder import RunFolder
-    from exp.trackers import Reporter
+    from exp.trackers.base import Reporter
 
 __all__ = ["RankInfo", "Session", "Weights"]
 

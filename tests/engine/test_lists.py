@@ -22,7 +22,7 @@ from exp.errors import ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import launcher_class
 from exp.task import task_class
-from exp.trackers import start
+from exp.trackers.base import start
 from tests.config.conftest import composed
 from tests.engine.test_by_hand import SETTINGS, Noisy, Points
 

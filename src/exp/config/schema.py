@@ -133,8 +133,8 @@ class LoggerConfig:
     """Where metrics are logged in addition to ``metrics.jsonl``: trackers, and MMEngine's visualization backends."""
 
     trackers: Dict[str, Any] = field(default_factory=dict)
-    """Trackers by name, each {_target_: <path of a class>, <arguments>} (:class:`exp.trackers.Tracker`). Each receives
-    the metrics of the run in a thread of rank 0."""
+    """Trackers by name, each {_target_: <path of a class>, <arguments>} (:class:`exp.trackers.base.Tracker`). Each
+    receives the metrics of the run in a thread of rank 0."""
     patience_s: float = 30.0
     """How long the end of a run waits for a tracker that has not received everything, in seconds."""
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)

@@ -33,7 +33,7 @@ from exp.launcher.base import Classes, FrozenRun
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.task import task_class
-from exp.trackers import check as check_trackers
+from exp.trackers.base import check as check_trackers
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

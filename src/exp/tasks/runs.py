@@ -82,7 +82,7 @@ class Track(_OfRuns):
         """
         from exp.runs.folder import RunFolder
         from exp.runs.lock import live_holder
-        from exp.trackers import check, upload_finished
+        from exp.trackers.base import check, upload_finished
 
         _, runs = self.find()
         if not config.logger.trackers:

@@ -1,0 +1,1 @@
+"""Experiment trackers: the interface, and the clients."""
