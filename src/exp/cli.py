@@ -61,7 +61,7 @@ def main() -> int:
     runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
-    exp_sweeps.ExpLauncher.sweep, started = None, False
+    user.sweep, started = None, False
 
     def job(config: ExpConfig) -> None:
         nonlocal code, runs, error, started
@@ -92,10 +92,9 @@ def main() -> int:
         error = caught
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full_error
-    sweep = exp_sweeps.ExpLauncher.sweep
-    if sweep is not None:
-        error = error if isinstance(error, KeyboardInterrupt) else sweep.translate_error(error)
-        code, runs = sweep.close(rerun_command)
+    if user.sweep is not None:
+        error = error if isinstance(error, KeyboardInterrupt) else user.sweep.translate_error(error)
+        code, runs = user.sweep.close(rerun_command)
     if runs_file is not None:
         write_json(Path(runs_file), list(map(str, runs)))
     return code if error is None else _report(error, bool(full_error), usage=not started)

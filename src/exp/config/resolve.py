@@ -47,6 +47,7 @@ class UserChoices:
         untrusted_names: names in a run folder that somebody else may have written (:func:`mark_untrusted`).
         run_choices: configurations made of the run in ``init_from``, by ``<group>/<name>``
             (:func:`exp.config.compose.primary_config`).
+        sweep: the :class:`exp.sweep.sweep.Sweep` that ``-m`` has started.
     """
 
     arguments: list[str] = field(default_factory=list)
@@ -54,11 +55,12 @@ class UserChoices:
     plugins: list[str] = field(default_factory=list)
     untrusted_names: set[str] = field(default_factory=set)
     run_choices: dict[str, Any] = field(default_factory=dict)
+    sweep: Any = None
 
 
 user = UserChoices()
-"""A state of the process: Hydra makes its sources of configurations itself, and classes are checked wherever one is
-made, so neither can be handed what the user has chosen."""
+"""A state of the process: Hydra makes its sources of configurations and its launcher itself, and classes are checked
+wherever one is made, so none of them can be given what the user has chosen."""
 
 
 def to_plain(config: Any) -> Any:

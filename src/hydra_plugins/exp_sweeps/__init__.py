@@ -6,7 +6,7 @@ change jobs that still wait: see :mod:`exp.sweep`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
@@ -21,20 +21,16 @@ __all__ = ["ExpLauncher"]
 class ExpLauncher(Launcher):
     """The Hydra launcher, which runs jobs through :mod:`exp.sweep`."""
 
-    sweep: ClassVar[Any] = None
-    """The :class:`exp.sweep.sweep.Sweep` of this command line."""
-
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the sweep and its folder, before Hydra writes there."""
-        from exp.config.resolve import check_path_part
+        from exp.config.resolve import check_path_part, user
         from exp.sweep.composing import Composer
         from exp.sweep.sweep import Sweep
 
         check_path_part("name", config.get("name"))  # Hydra makes the name of the sweep's folder from it
         composer: Any = Composer(hydra_context.config_loader)
         hydra_context.config_loader = composer  # the sweeper, too, composes all jobs, to check them
-        # Not by name: Hydra's search for plugins makes the classes of this module anew, where exp is installed.
-        type(self).sweep = Sweep(config, composer)
+        user.sweep = Sweep(config, composer)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch and wait for its end; see :meth:`exp.sweep.sweep.Sweep.run`.
@@ -43,8 +39,10 @@ class ExpLauncher(Launcher):
             job_overrides: a list for each job.
             initial_job_idx: number of the first job.
         """
+        from exp.config.resolve import user
+
         setup_globals()
-        metrics = self.sweep.run(job_overrides, initial_job_idx)
+        metrics = user.sweep.run(job_overrides, initial_job_idx)
         returns = [JobReturn(status=JobStatus.COMPLETED) for _ in metrics]
         for job_return, metric in zip(returns, metrics):
             job_return.return_value = metric
