@@ -1,4 +1,4 @@
-"""What exp itself registers like a plugin: its tasks, its model of plain modules, and the keys of ``launcher=submitit``."""
+"""What exp registers as a plugin does: its tasks, its model of plain modules, and the keys of ``launcher=submitit``."""
 
 from __future__ import annotations
 
