@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
 
 import torch
 
-from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, RunError, qualified_name
+from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, ExpError, RunError, qualified_name
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
@@ -125,10 +125,7 @@ class SampleMetric(Metric):
         values = self.per_sample(outputs, batch)
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
             actual = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
-            raise ConfigError(
-                f"metric: {qualified_name(self)}.per_sample must give a tensor (B,), not {actual}",
-                f"see {EXPERIMENT_PAGE}",
-            )
+            raise _error(self, f".per_sample must give a tensor (B,), not {actual}")
         self.values.append(values.detach().float())
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
@@ -171,21 +168,19 @@ class Evaluator:
         for metric in self.metrics:
             _check_metric(metric)
             for name in metric.names:
-                if name in owners:
-                    raise ConfigError(
-                        f"two metrics give {name}: {qualified_name(owners[name])} and {qualified_name(metric)}",
-                        "rename one",
-                    )
-                owners[name] = metric
+                if owners.setdefault(name, metric) is not metric:
+                    both = f"{qualified_name(owners[name])} and {qualified_name(metric)}"
+                    raise ConfigError(f"two metrics give {name}: {both}", "rename one")
         if chosen is not None and chosen not in owners:
             raise ConfigError(f"metric={chosen} is not among the metrics that are computed: {', '.join(owners)}")
+        self._owners = owners
         self.metric_name = chosen if chosen is not None else next(iter(owners))
         self.greater_is_better = bool(owners[self.metric_name].greater_is_better)
 
     @property
     def names(self) -> list[str]:
         """The names of all metrics."""
-        return [name for metric in self.metrics for name in metric.names]
+        return list(self._owners)
 
     @property
     def units(self) -> dict[str, str]:
@@ -225,22 +220,16 @@ class Evaluator:
             for name in metric.names:
                 values_by_name[name] = plain_cell(values.get(name)) if isinstance(values, Mapping) else None
                 if not isinstance(values_by_name[name], (int, float)):
-                    raise ConfigError(
-                        f"metric: {qualified_name(metric)}.compute must return a dict with a number for {name}, not "
-                        f"{values!r:.200}",
-                        f"see {EXPERIMENT_PAGE}",
-                    )
+                    raise _error(metric, f".compute must return a dict with a number for {name}, not {values!r:.200}")
         first, *others = distributed.gather(values_by_name)
         for rank, other in enumerate(others, 1):
-            for metric in self.metrics:
-                for name in metric.names:
-                    if not _agree(first[name], other[name]):
-                        raise RunError(
-                            f"metric: {qualified_name(metric)}.compute returns {name}={first[name]:.6g} on rank 0, and "
-                            f"{other[name]:.6g} on rank {rank}: add up counts and sums over all ranks with "
-                            f"distributed.sum(tensor) before you divide",
-                            f"see {EXPERIMENT_PAGE}",
-                        )
+            for name, metric in self._owners.items():
+                if not _agree(first[name], other[name]):
+                    problem = (
+                        f".compute returns {name}={first[name]:.6g} on rank 0, and {other[name]:.6g} on rank {rank}: "
+                        "add up counts and sums over all ranks with distributed.sum(tensor) before you divide"
+                    )
+                    raise _error(metric, problem, RunError)
         return first  # type: ignore[no-any-return]
 
     def tables(self, taken: Container[str] = ()) -> tuple[list[Table], list[str]]:
@@ -290,7 +279,7 @@ def _agree(first: float, other: float) -> bool:
 
 def _check_metric(metric: Any) -> None:
     if not isinstance(metric, Metric):
-        raise ConfigError(f"metric: {qualified_name(metric)} is not an exp.metrics.Metric", f"see {EXPERIMENT_PAGE}")
+        raise _error(metric, " is not an exp.metrics.Metric")
     names = metric.names
     taken = [name for name in names if name in LINE_KEYS]
     if isinstance(names, str) or not names or taken:
@@ -299,4 +288,8 @@ def _check_metric(metric: Any) -> None:
         wrong = f"greater_is_better must be True or False: whether larger values of {names[0]} are better"
     else:
         return
-    raise ConfigError(f"metric: {qualified_name(metric)}.{wrong}", f"see {EXPERIMENT_PAGE}")
+    raise _error(metric, f".{wrong}")
+
+
+def _error(metric: Any, problem: str, kind: type[ExpError] = ConfigError) -> ExpError:
+    return kind(f"metric: {qualified_name(metric)}{problem}", f"see {EXPERIMENT_PAGE}")

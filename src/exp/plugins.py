@@ -17,8 +17,6 @@ from exp.errors import first_line
 
 __all__ = ["Family", "Plugin", "entry_points", "installed"]
 
-GROUP = "exp.plugins"
-
 
 @dataclass(frozen=True)
 class Family:
@@ -77,7 +75,7 @@ def entry_points(group: str) -> Mapping[str, Any]:
 def installed() -> Mapping[str, Plugin]:
     """All installed plugins, by the names of their entry points; each that cannot be used causes a warning."""
     plugins = {}
-    for name, point in sorted(entry_points(GROUP).items()):
+    for name, point in sorted(entry_points("exp.plugins").items()):
         try:
             plugin = point.load()
             problem = None if isinstance(plugin, Plugin) else f"is {type(plugin).__name__}, no exp.plugins.Plugin"
