@@ -28,7 +28,6 @@ _CHOICES = {
     "wrapper.kind": ("mmddp", "ddp", "fsdp", "none"),
     "figures.format": ("png", "pdf", "svg"),
 }
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the system has it
 _BATCH = {"batch_size", "global_batch_size"}
 
 
