@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
+from exp.config.resolve import to_plain
 from exp.config.schema import ExpConfig
 from exp.data.loader import EvalBatchSampler, TrainBatchSampler
 from exp.distributed import Distributed
@@ -18,7 +19,7 @@ from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
 from exp.runs.folder import RunFolder
 from exp.session import RankInfo, Session
-from exp.task import create_task
+from exp.task import create_task, task_class
 from exp.tasks.train import Train
 
 needs_sharding = pytest.mark.skipif(not supports_full_sharding(), reason="needs torch >= 2.7")
@@ -87,7 +88,13 @@ def make_session(tmp_path):
         task = OmegaConf.structured(Train)
         config = OmegaConf.merge(OmegaConf.structured(ExpConfig), {"name": "line", "task": task, **settings})
         info = RankInfo(rank=rank, world_size=world_size)
-        session = Session(config, RunFolder(tmp_path), info, CpuBackend(name="cpu"), create_task(config))
+        session = Session(
+            config,
+            RunFolder(tmp_path),
+            info,
+            CpuBackend(name="cpu"),
+            create_task(task_class(config), to_plain(config.task)),
+        )
         session.device, session.distributed = torch.device("cpu"), Distributed()
         return session
 
