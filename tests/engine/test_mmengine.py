@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import mmengine.hooks
+import numpy as np
 import pytest
 import torch
 from mmengine.hooks import Hook
@@ -134,6 +135,16 @@ def test_without_a_class_of_the_users_nothing_is_made_that_only_mmengine_reads(m
     assert not {"cfg", "default_scope", "message_hub", "visualizer"} & {*vars(runner)}
     assert runner.optim_wrapper.get_lr()["lr"] == [0.05]
     assert read_checkpoint(list_checkpoints(runner.saving.folder)[0])["message_hub"] == {}
+
+
+def test_a_figure_is_made_only_for_a_hook_that_draws(make_runner):
+    """It would import matplotlib, on every rank."""
+    runner = make_runner(hooks=[Spy(lambda runner: runner.visualizer is Visualizer.get_current_instance())])
+    runner.train()
+    assert runner.hooks[-1].seen == [True] * 16
+    assert "fig_save" not in vars(runner.visualizer)
+    runner.visualizer.set_image(np.zeros((4, 6, 3), np.uint8))
+    assert runner.visualizer.get_image().shape == (4, 6, 3)
 
 
 def test_all_that_work_do_so_together(make_runner):
