@@ -7,6 +7,7 @@ from typing import Optional
 
 from exp.plugins import Family, Plugin
 from exp.vision import keys
+from exp.vision.backbones import keys as backbone_keys
 from exp.vision.data import keys as data_keys
 from exp.vision.tasks import Export, Features, Probe, Stats
 
@@ -35,6 +36,10 @@ plugin = Plugin(
         "model/distillation": keys.DistillerConfig,
         "model/segmentation": keys.SegmenterConfig,
         "model/backbone/vit": keys.VisionTransformerConfig,
+        "model/backbone/convnext": backbone_keys.ConvNextConfig,
+        "model/backbone/mix_transformer": backbone_keys.MixTransformerConfig,
+        "model/backbone/timm": backbone_keys.TimmConfig,
+        "model/backbone/transformers": backbone_keys.TransformersConfig,
         "model/head/linear": keys.LinearConfig,
         "model/head/upsample": keys.UpsampleConfig,
         "model/head/fcn": keys.FcnConfig,

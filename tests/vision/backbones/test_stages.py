@@ -50,12 +50,14 @@ def test_images_of_any_size_and_levels_in_any_order(kind):
     backbone.select_levels(4)
     features = backbone(image)
     assert [tuple(x.shape[1:]) for x in features.maps] == [
-        (channels, 64 // stride, 32 // stride) for channels, stride in zip(backbone.channels, backbone.strides)
+        (channels, 64 // stride, 32 // stride)
+        for channels, stride in zip(backbone.level_channels, backbone.level_strides)
     ]
     padded = backbone(F.pad(image, (0, 27, 0, 31)), [3, 0])
     torch.testing.assert_close(padded.maps, [features.maps[3], features.maps[0]])
+    assert backbone.has_cls is (features.cls is not None)
     if features.cls is not None:
-        assert [x.shape for x in features.cls] == [(1, channels) for channels in backbone.channels]
+        assert [x.shape for x in features.cls] == [(1, channels) for channels in backbone.level_channels]
 
 
 @both

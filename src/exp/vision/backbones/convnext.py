@@ -103,6 +103,7 @@ class ConvNext(Backbone):
         ConfigError: there is no such size.
     """
 
+    has_cls = True
     input_weights = ("downsample.0.0.weight",)
     linear_groups: ClassVar[Mapping[str, Sequence[str]]] = {"attention": (), "mlp": ("pwconv1", "pwconv2")}
 

@@ -22,6 +22,7 @@ from exp.errors import ConfigError
 from exp.models.base import best_prefix
 from exp.runs.files import read_json, write_atomically, write_json
 from exp.vision.backbones.base import Published
+from exp.vision.backbones.published import pixel_statistics
 
 __all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "SidecarConfig", "Size", "check_backbone", "pretraining_of",
            "read_published", "read_sidecar_config", "rope_periods", "write_huggingface"]  # fmt: skip
@@ -199,7 +200,7 @@ def _refuse_convnext(state: _State, source: Path) -> None:
     """
     if any(map(_CONVNEXT.search, state)):
         raise ConfigError(
-            f"init_from: {source} holds a ConvNeXt; the backbones here are DINOv3's ViTs, such as dinov3_vits16"
+            f"init_from: {source} holds a ConvNeXt, and the model has a ViT; set model/backbone=dinov3_convnext_tiny"
         )
 
 
@@ -263,38 +264,25 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     Raises:
         ConfigError: the JSON files are of another model, or cannot be read.
     """
-    files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
+    statistics, file = pixel_statistics(source), source.parent / "config.json"
     try:
-        config, processor = (read_json(file) if file.is_file() else {} for file in files)
+        config = read_json(file) if file.is_file() else {}
         activation = "silu" if config.get("use_gated_mlp") else "gelu"
         expected = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
         differing = [f"{key}={config[key]}" for key, value in expected.items() if config.get(key, value) != value]
-        timm_processor = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
-        statistics = _statistics(processor) or _statistics(timm_processor)
         rope = config.get("rope_parameters") or config
         heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
     except (AttributeError, TypeError, ValueError, ConfigError, OSError) as error:
         raise ConfigError(
-            f"init_from: {' or '.join(file.name for file in files)} beside {source} cannot be read ({error}); put the "
-            "weights where they have their own"
+            f"init_from: {file.name} beside {source} cannot be read ({error}); put the weights where they have "
+            "their own"
         ) from error
     if differing:
         raise ConfigError(
-            f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(differing)}); the "
+            f"init_from: {source} holds another model, as {file.name} beside it says ({', '.join(differing)}); the "
             f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
         )
     return SidecarConfig(heads, base, statistics, from_exp="band_names" in config)
-
-
-def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation, 0..255, of a processor that rescales pixels before it normalizes them."""
-    factor = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
-    if not processor.get("do_normalize", True):
-        return [0.0] * 3, [1.0 / factor] * 3
-    if "image_mean" not in processor or "image_std" not in processor:
-        return None
-    mean, std = ([float(value) / factor for value in processor[key]] for key in ("image_mean", "image_std"))
-    return mean, std
 
 
 def read_published(backbone: Any, state: _State, source: Path) -> Published | None:
