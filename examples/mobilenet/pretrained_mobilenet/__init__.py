@@ -1,0 +1,1 @@
+"""MobileNetV2, with weights that somebody has trained on ImageNet."""
