@@ -1,1 +1,1 @@
-"""A UNet that segments aerial images of Dubai."""
+"""A UNet that segments aerial images: a backbone and a head for exp's own data, windows and metrics."""

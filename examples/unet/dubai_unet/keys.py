@@ -1,20 +1,19 @@
-"""The typed keys of model and data, for exp's command line. Imports no torch."""
+"""The typed keys of backbone and head, for exp's command line. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 from exp.plugins import Plugin
 
-__all__ = ["TilesConfig", "UNetConfig", "plugin"]
+__all__ = ["DecoderConfig", "EncoderConfig", "plugin"]
 
 
 @dataclass
-class UNetConfig:
-    """Keys of :class:`dubai_unet.model.UNet`."""
+class EncoderConfig:
+    """Keys of :class:`dubai_unet.network.Encoder`."""
 
-    _target_: str = "dubai_unet.model.UNet"
+    _target_: str = "dubai_unet.network.Encoder"
     width: int = 32
     """Channels of the first level; each further level has twice as many."""
     depth: int = 3
@@ -22,24 +21,13 @@ class UNetConfig:
 
 
 @dataclass
-class TilesConfig:
-    """Keys of :class:`dubai_unet.data.Tiles`."""
+class DecoderConfig:
+    """Keys of :class:`dubai_unet.network.Decoder`."""
 
-    _target_: str = "dubai_unet.data.Tiles"
-    name: str = "dubai_tiles"
-    root: Optional[str] = None
-    """Folder of ``tile<n>/{images,masks}``; null: the tiles that come with exp."""
-    size: int = 128
-    """Side of the model's input in pixels."""
-    shrink: int = 4
-    """Factor by which the resolution of the files is reduced."""
-    crops: int = 4
-    """Random crops of each tile in an epoch."""
-    eval_batch_size: int = 16
-    num_workers: int = 0
+    _target_: str = "dubai_unet.network.Decoder"
 
 
 plugin = Plugin(
-    structures={"model/unet": UNetConfig, "data/tiles": TilesConfig},
+    structures={"model/backbone/unet": EncoderConfig, "model/head/unet": DecoderConfig},
     config="dubai_unet.conf",
 )
