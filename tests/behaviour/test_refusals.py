@@ -51,6 +51,11 @@ REFUSED = [
     (["data=csv", "data.name=x", "data.file=table.csv", "data.root=.", "data.channels=1"], 2, "take a smaller window"),
     (["task=predict", "init_from=typo", "experiment=dinov3_loveda", "model.backbone.size=tiny"], 2, "init_from=typo"),
     (["experiment=dinov3_dubai", "task=predict", "task.intervals=[0.8]", "init_from=w.pth"], 2, "task.intervals"),
+    (["experiment=dinov3_dubai", "model.size=vits16"], 2, "'model.backbone.size'"),
+    (["experiment=dinov3_dubai", "model.out_indices=[1]"], 2, "'model.backbone.out_indices'"),
+    (["experiment=dinov3_dubai", "model.head=upernet"], 2, "model/head=upernet"),
+    (["experiment=dinov3_dubai", "model.head={_target_: exp.vision.heads.Fcn, norms: batch}"], 2, "'model.head.norm'"),
+    (["experiment=dinov3_dubai", "model.losses=[{_target_: exp.vision.losses.Focal, gama: 1}]"], 2, "losses[0].gamma"),
     (["logger.requires=[nonesuch]"], 3, "nonesuch"),
 ]  # fmt: skip
 VARIANTS = [
