@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.launcher.progress import progress_of
+from exp.launcher.outcome import progress_of
 from exp.runs.files import csv_content, to_json, write_json
 from exp.runs.folder import FolderSnapshot, RunFolder, last_progress
 from exp.vision.plots import ScenePrediction

@@ -10,7 +10,7 @@ import pytest
 from exp.backends.cpu import CpuBackend
 
 from exp.hardware.registry import create_backend
-from exp.launcher.progress import ProgressDisplay
+from exp.launcher.outcome import ProgressDisplay
 from exp.launcher.slurm.follow import follow
 from exp.runs.folder import RunFolder
 from exp.runs.job import PREEMPT_SIGNAL, handle_signals

@@ -27,8 +27,7 @@ from exp.runs.lock import RunLock, read_holder
 from exp.task import Task, create_task
 
 if TYPE_CHECKING:
-    from exp.launcher.outcome import Outcome
-    from exp.launcher.progress import ProgressDisplay
+    from exp.launcher.outcome import Outcome, ProgressDisplay
 
 __all__ = ["Classes", "FrozenRun", "Launcher", "check_folder", "create_launcher", "launcher_class"]
 

@@ -11,8 +11,7 @@ from typing import Collection, Sequence
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher.base import FrozenRun
-from exp.launcher.outcome import Outcome, describe_failure
-from exp.launcher.progress import ProgressDisplay
+from exp.launcher.outcome import Outcome, ProgressDisplay, describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import validation_metric
 

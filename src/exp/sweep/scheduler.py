@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Sequence
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import visible_devices_env
-from exp.launcher.outcome import Outcome, outcome_file, tail_of
-from exp.launcher.progress import progress_of
+from exp.launcher.outcome import Outcome, outcome_file, progress_of, tail_of
 from exp.runs.job import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
 from exp.worker.processes import JOB_VARIABLE, kill_job, start_module
 
 if TYPE_CHECKING:
     from exp.launcher.base import FrozenRun
-    from exp.launcher.progress import ProgressDisplay
+    from exp.launcher.outcome import ProgressDisplay
 
 __all__ = ["run_locally"]
 

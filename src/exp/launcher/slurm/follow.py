@@ -18,8 +18,7 @@ from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.launcher.base import FrozenRun
 from exp.launcher.execute import report_outcome
-from exp.launcher.outcome import Outcome, outcome_file, tail_of
-from exp.launcher.progress import ProgressDisplay, progress_of
+from exp.launcher.outcome import Outcome, ProgressDisplay, outcome_file, progress_of, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder

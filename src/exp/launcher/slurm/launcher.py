@@ -26,8 +26,7 @@ from exp.hardware.cards import visible_devices_env
 from exp.launcher.base import FrozenRun, Launcher
 from exp.launcher.execute import print_header, report_outcome
 from exp.launcher.freeze import check_hardware
-from exp.launcher.outcome import Outcome, outcome_file
-from exp.launcher.progress import ProgressDisplay
+from exp.launcher.outcome import Outcome, ProgressDisplay, outcome_file
 from exp.launcher.rank_environment import clear_stale_environment
 from exp.launcher.slurm.follow import JOB_FILE, SubmittedJob, follow
 from exp.launcher.slurm.keys import SubmititConfig
