@@ -18,7 +18,7 @@ from exp.console import format_bytes
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.report.formats import Table, as_rich, count_words
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import empty_result
+from exp.runs.record import empty_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

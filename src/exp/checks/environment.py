@@ -12,7 +12,7 @@ from exp.errors import ExpError
 from exp.hardware.environment import describe_environment, process_limits, reported_variables
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
-from exp.runs.folder import empty_result
+from exp.runs.record import empty_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

@@ -33,6 +33,7 @@ from exp.console import display_path
 from exp.errors import ConfigError, first_line, nearest
 from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
+from exp.runs.record import read_record
 
 __all__ = [
     "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "compose_job", "finish", "is_hub_source", "load",
@@ -111,13 +112,15 @@ def _type_sections(node: Any) -> None:
 
 
 def load(path: Path) -> ExpConfig:
-    """The typed configuration in a ``config.yaml``.
+    """The typed configuration in a ``config.yaml``, with the record in the ``env.json`` beside it.
 
     Raises:
         ConfigError: the file is not the configuration of a run.
         OmegaConfBaseException: it has keys that this version of exp no longer has.
     """
-    return typed(_read(path, ("launcher",)), untrusted=True)
+    config: Any = typed(_read(path, ("launcher",)), untrusted=True)
+    OmegaConf.update(config, "record", read_record(path.with_name("env.json")))
+    return cast(ExpConfig, config)
 
 
 def _read(path: Path, groups: Sequence[str]) -> DictConfig:
@@ -350,10 +353,11 @@ def _register_run_config(folder: Path) -> dict[str, Any]:
     mark_untrusted(
         config, "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in user_config_files())
     )
-    for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
+    record = read_record(path.with_name("env.json"))
+    for key, target in record.get("follows", {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
     # Record the choices of the run; those of this composition are all RUN_CONFIG.
-    chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
+    chosen = {"experiment": config.get("name"), **record.get("chosen", {})}
     overrides: list[Any] = ["config", {"override experiment": None}]
     for part in parts:
         node: Any = OmegaConf.to_container(config[part], resolve=False)
@@ -369,6 +373,6 @@ def _register_run_config(folder: Path) -> dict[str, Any]:
             ) from error
         overrides.append({f"override {part}": RUN_CONFIG})
     inherited = {key: config[key] for key in _INHERITED_KEYS if key in config}
-    record = {"trained_in": str(folder), "chosen": chosen}
-    user.run_choices[RUN_CONFIG] = {"defaults": [*overrides, "_self_"], **inherited, "record": record}
+    inherited["record"] = {"trained_in": str(folder), "chosen": chosen}
+    user.run_choices[RUN_CONFIG] = {"defaults": [*overrides, "_self_"], **inherited}
     return chosen

@@ -11,9 +11,11 @@ from typing import Any, Dict, List, Optional
 
 from omegaconf import MISSING
 
+from exp.runs.record import Record
+
 __all__ = [
     "DDP_KEYS", "FLOAT32", "PRECISIONS", "BackendConfig", "CheckpointConfig", "DebugConfig", "ExpConfig",
-    "FiguresConfig", "LauncherConfig", "LoggerConfig", "OptimConfig", "RecordConfig", "ScheduleConfig",
+    "FiguresConfig", "LauncherConfig", "LoggerConfig", "OptimConfig", "ScheduleConfig",
     "SweepConfig", "WrapperConfig",
 ]  # fmt: skip
 
@@ -200,25 +202,6 @@ class ReferenceConfig:
 
 
 @dataclass
-class RecordConfig:
-    """How the configuration was composed. exp fills it in; users do not set it."""
-
-    chosen: Dict[str, str] = field(default_factory=dict)
-    """The choice in each config group."""
-    follows: Dict[str, str] = field(default_factory=dict)
-    """Keys of model and data that are interpolations, with the key that they refer to. They follow this key again when
-    a later task uses the run."""
-    trained_in: Optional[str] = None
-    """For eval, predict and features: the run folder from which the configuration starts."""
-    differs: List[str] = field(default_factory=list)
-    """Differences from the configuration of that run."""
-    reference: Dict[str, Any] = field(default_factory=dict)
-    """Reference metrics for the data, and differences from the experiment that has them; empty: there are none."""
-    weights: Dict[str, Any] = field(default_factory=dict)
-    """For weights from a hub: repository, commit, digests of the files, license (:mod:`exp.hub`)."""
-
-
-@dataclass
 class ExpConfig:
     """The root of the configuration."""
 
@@ -304,4 +287,5 @@ class ExpConfig:
     plugins: List[str] = field(default_factory=list)
     """Modules and packages whose classes the configuration may name (:mod:`exp.config.resolve`); each worker imports
     them at its start. Allowed on the command line only, not in files."""
-    record: RecordConfig = field(default_factory=RecordConfig)
+    record: Record = field(default_factory=Record)
+    """In memory only: ``env.json`` has it, ``config.yaml`` does not."""

@@ -18,8 +18,8 @@ from exp.engine.result import draw_pictures, make_result
 from exp.engine.wrapper import place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 from exp.runs.files import csv_content, write_atomically
-from exp.runs.folder import empty_result
 from exp.runs.heartbeat import Stage, report_stage
+from exp.runs.record import empty_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 _OTHER_KEYS = ("data", "digests", "run_id", "checkpoint", "checkpoint_digest", "checkpoint_run")
-"""Keys of ``result.json`` besides those of :func:`exp.runs.folder.empty_result`."""
+"""Keys of ``result.json`` besides those of :func:`exp.runs.record.empty_result`."""
 
 
 def evaluate(session: Session) -> dict[str, Any]:

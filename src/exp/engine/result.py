@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import RunError
 from exp.runs.files import read_seal, write_atomically
-from exp.runs.folder import empty_result
+from exp.runs.record import empty_result
 
 if TYPE_CHECKING:
     from exp.draw.figure import Picture

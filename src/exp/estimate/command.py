@@ -17,7 +17,7 @@ from exp.launcher.execute import print_header
 from exp.launcher.freeze import freeze
 from exp.models.base import parameter_counts
 from exp.report.formats import Table, as_rich
-from exp.runs.folder import empty_result
+from exp.runs.record import empty_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

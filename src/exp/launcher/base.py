@@ -21,7 +21,7 @@ from exp.errors import ConfigError, RunError, qualified_name
 from exp.hardware.backend import Backend
 from exp.hardware.registry import create_backend
 from exp.launcher.rank_environment import check_stale_environment
-from exp.runs.files import file_digest, read_json, read_yaml
+from exp.runs.files import file_digest, read_json, read_yaml, to_json
 from exp.runs.folder import FolderSnapshot, RunFolder
 from exp.runs.lock import RunLock, read_holder
 from exp.task import Task, create_task
@@ -111,8 +111,11 @@ class FrozenRun:
         if self.lock is not None:
             return  # the process that started this one has written the folder
         folder = self.folder
+        keys: Any = OmegaConf.to_container(self.config, resolve=True)
+        record = keys.pop("record")
         contents = {
-            folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
+            folder.env.name: to_json({"record": record}, indent=2).encode(),  # a worker adds versions and devices
+            folder.config.name: OmegaConf.to_yaml(OmegaConf.create(keys)).encode(),
             folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
         }
         digest = hashlib.sha256(contents[folder.config.name]).hexdigest()

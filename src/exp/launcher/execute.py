@@ -12,7 +12,8 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSAL_CODES, ExpError
 from exp.hub import download
 from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
-from exp.runs.folder import empty_result, last_progress
+from exp.runs.folder import last_progress
+from exp.runs.record import empty_result
 from exp.task import resume_command
 
 if TYPE_CHECKING:

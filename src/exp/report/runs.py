@@ -131,6 +131,7 @@ def read_run(folder: Path, name: str) -> Run:
     run_folder, name = RunFolder(folder), printable(name)
     problems: list[str] = []
     config = _parsed(run_folder.config, dict, problems)
+    record = _parsed(run_folder.env, dict, problems).get("record", {})
     overrides = _parsed(run_folder.overrides, list, problems)
     result = _parsed(run_folder.result, dict, problems)
     problems += [f"{name} was changed or deleted after the run" for name in run_folder.modified_files(result)]
@@ -138,7 +139,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=run_folder.path,
         name=name,
-        config=_drop_training_keys(flatten(config)) if config else {},
+        config=_drop_training_keys(flatten({**config, "record": record})) if config else {},
         overrides=list(map(str, overrides)),
         result=result,
         status=str(result.get("status") or "unfinished") if has_started else "pending",

@@ -1,7 +1,6 @@
 """The run folder: the paths of a run's files, and how a refused start leaves the folder unchanged; and its records.
 
-``result.json`` has the keys of :func:`empty_result`. Imports no torch: for a run that failed, the parent process writes
-this file.
+:mod:`exp.runs.record` has what ``env.json`` and ``result.json`` contain.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import shutil
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping
 
-from omegaconf import OmegaConf
-
 from exp.errors import RunError
 from exp.plugins import installed
 from exp.runs.files import digest_without_self, file_digest, read_json, read_seal, to_json, write_atomically, write_json
 
 __all__ = [
-    "CHECKPOINT_NAME", "TAIL_BYTES", "FolderSnapshot", "RunFolder", "empty_result", "last_progress", "read_records",
+    "CHECKPOINT_NAME", "TAIL_BYTES", "FolderSnapshot", "RunFolder", "last_progress", "read_records",
     "validation_metric",
 ]  # fmt: skip
 
@@ -34,12 +31,6 @@ _LOG_DIRS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
 _OUTPUTS = (  # files of exp's own tasks; without logs, since a new start appends to them
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "metrics.jsonl", "metrics_*.csv",
     "parity.json", "plots", "predictions", "reference", "tensorboard", "tested", "trace.npz", "trackers",
-)  # fmt: skip
-
-_NULL_KEYS = (
-    "metric_name", "metric", "selected_by", "reported", "reference", "trained_in", "device_type", "process_group",
-    "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",
-    "cpu_fallbacks", "wall_s", "resumed_from", "error",
 )  # fmt: skip
 
 
@@ -270,38 +261,3 @@ def validation_metric(result: Mapping[str, Any] | None) -> float | None:
     """
     metric = (result or {}).get("selected_by")
     return metric["value"] if isinstance(metric, dict) else None
-
-
-def empty_result(config: Any) -> dict[str, Any]:
-    """Every key of ``result.json``: values that follow from the configuration, and null for the rest.
-
-    Args:
-        config: the frozen configuration (:class:`exp.config.schema.ExpConfig`).
-    """
-    weights: Any = OmegaConf.to_container(OmegaConf.create(config.record.weights))
-    return {
-        "status": "failed",
-        "task": config.task.name,
-        "experiment": config.name,
-        "metrics": {},
-        "metric_units": {},
-        "greater_is_better": False,
-        "measured_on": "test",
-        "differs": [],
-        "warnings": [],
-        "weights": weights or None,
-        "backend": config.backend.name,
-        "simulated": config.backend.simulate,
-        "devices": [],
-        "wrapper": config.wrapper.kind,
-        "precision": config.precision,
-        "world_size": config.nproc * config.launcher.nnodes,
-        "batch_size": config.batch_size,
-        "accumulate": config.accumulate,
-        "global_batch_size": config.global_batch_size,
-        "steps": 0,
-        "epochs": 0,
-        "restarts": 0,
-        "changed_on_resume": {},
-        **dict.fromkeys(_NULL_KEYS),
-    }

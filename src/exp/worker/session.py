@@ -77,8 +77,8 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
             # A training that is continued in its folder is the same run; with overwrite=true it is another.
             earlier = None if session.has_pending and config.overwrite else folder.run_id()
             session.run_id = earlier or session.run_id
-            environment = {**describe_environment(backend, session.devices), "run_id": session.run_id}
-            write_json(records / folder.env.name, environment)
+            about = {**describe_environment(backend, session.devices), "record": to_plain(config.record)}
+            write_json(records / folder.env.name, {**about, "run_id": session.run_id})
         # torch's losses broadcast (64, 1) against (64,) to 64 x 64 differences; such a loss is always wrong.
         warnings.filterwarnings("error", message="Using a target size")
         gc.freeze()
