@@ -11,8 +11,7 @@ import pytest
 from exp.draw.figure import render_file
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval
-from exp.forecasting.plots import Forecast, draw_forecast, split_channels
-from exp.forecasting.predict import backtest_table, round_values, wide_table
+from exp.forecasting.predict import Forecast, backtest_table, draw_forecast, round_values, split_channels, wide_table
 
 ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]

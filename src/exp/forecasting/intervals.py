@@ -15,10 +15,11 @@ scores are exchangeable (Vovk, Gammerman and Shafer 2005).
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from exp.engine.build import dataset_for
 from exp.engine.evaluate import batch_outputs
 from exp.engine.wrapper import forward, preprocessed, unwrapped
 from exp.errors import ConfigError, DataError
-from exp.forecasting.data.preflight import interval_levels
+from exp.forecasting.keys import interval_levels
 from exp.forecasting.metrics import WindowMetric
 from exp.forecasting.model import Contract
 
@@ -39,13 +40,15 @@ if TYPE_CHECKING:
     from exp.distributed import Distributed
     from exp.session import Session
 
-__all__ = ["SCORED_LEVELS", "ConformityScores", "Interval", "IntervalMetrics", "Intervals", "PredictiveDistribution",
+__all__ = ["SCORED_LEVELS", "ConformityScores", "Interval", "IntervalMetrics", "Intervals",
            "build_intervals", "calibrate", "check_num_scores", "conformal_bound", "percent",
-           "quantile_levels"]  # fmt: skip
+           "predictive_distribution", "quantile_levels"]  # fmt: skip
 
 
 # Central intervals that CRPS and WQL are computed from, independent of `task.intervals`; with the median, 19 quantiles.
 SCORED_LEVELS = tuple(round(0.1 * step, 1) for step in range(1, 10))
+
+_Distribution = Callable[[Dict[str, Any]], torch.Tensor]
 
 # Smallest standard deviation (standardized) that errors are divided by: over a flat lookback a model gives 0.
 MIN_STD = 1e-6
@@ -82,24 +85,21 @@ class Interval(NamedTuple):
     upper: Any
 
 
-class PredictiveDistribution(NamedTuple):
-    """A model's own distribution (:attr:`exp.forecasting.model.Forecaster.distribution`).
+def predictive_distribution(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """A model's own distribution (:attr:`exp.forecasting.model.Forecaster.distribution`) for a batch on any device.
 
     Args:
         session: the session.
         model: on its device, not wrapped.
+        batch: of the data.
+
+    Returns:
+        float32, on the device of the batch.
     """
-
-    session: Session
-    model: Any
-
-    @torch.no_grad()
-    def __call__(self, batch: dict[str, Any]) -> torch.Tensor:
-        """The distribution of a batch on any device; float32, on the device of the batch."""
-        moved = to_device(batch, self.session.device)
-        with self.session.backend.autocast(self.session.config.precision):
-            values: torch.Tensor = forward(self.model, preprocessed(self.model, moved), "distribution")
-        return values.float().to(batch["x"].device)
+    moved = to_device(batch, session.device)
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        values: torch.Tensor = forward(model, preprocessed(model, moved), "distribution")
+    return values.float().to(batch["x"].device)
 
 
 class Intervals:
@@ -128,6 +128,7 @@ class Intervals:
     Attributes:
         scored: positions in ``taus`` of the levels that CRPS and WQL are computed from: those of :data:`SCORED_LEVELS`,
             or with ``quantiles`` all.
+        ends: positions in ``taus`` of the ends of ``levels``.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Intervals:
         levels: Sequence[float],
         taus: Sequence[float],
         offsets: torch.Tensor,
-        distribution: PredictiveDistribution | None = None,
+        distribution: _Distribution | None = None,
         record: dict[str, Any] | None = None,
     ) -> None:
         self.kind, self.levels, self.taus, self.offsets = kind, list(levels), list(taus), offsets
@@ -146,10 +147,11 @@ class Intervals:
         scored = self._index_of if kind == "quantiles" else quantile_levels(SCORED_LEVELS)
         self.scored = [self._index_of[tau] for tau in scored if tau in self._index_of]
         ends = [[round((1.0 + sign * level) / 2.0, 6) for sign in (-1, 1)] for level in self.levels]
-        self._ends = [[self._index_of[tau] for tau in pair] for pair in ends]
+        self._pairs = [[self._index_of[tau] for tau in pair] for pair in ends]
+        self.ends = {number for pair in self._pairs for number in pair}
 
     def distribution(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """The model's distribution for a batch (:class:`PredictiveDistribution`); None with residuals."""
+        """The model's distribution for a batch (:func:`predictive_distribution`); None with residuals."""
         return None if self._distribution is None else self._distribution(batch)
 
     def quantiles(
@@ -190,14 +192,11 @@ class Intervals:
         Args:
             quantiles: those of :meth:`quantiles`, by position in ``taus``.
         """
-        return [Interval(level, quantiles[low], quantiles[high]) for level, (low, high) in zip(self.levels, self._ends)]
-
-    def is_end(self, number: int) -> bool:
-        """Whether a position in ``taus`` is an end of an interval of ``levels``."""
-        return any(number in ends for ends in self._ends)
+        return [
+            Interval(level, quantiles[low], quantiles[high]) for level, (low, high) in zip(self.levels, self._pairs)
+        ]
 
 
-_Score = Callable[[torch.Tensor, torch.Tensor, Any], Sequence[torch.Tensor]]
 _FILE_KEYS = ("name", "root", "file", "archive_folder", "split", "header", "date_column", "date_format", "allow_gaps")
 
 
@@ -219,7 +218,7 @@ def build_intervals(session: Session, data: Any, model: Any) -> Intervals | None
     model = unwrapped(model).to(session.device).eval()
     kind, is_calibrated = _choose_kind(task, model, levels)
     record: dict[str, Any] = {"from": kind, "levels": levels}
-    distribution = None if kind == "residuals" else PredictiveDistribution(session, model)
+    distribution = None if kind == "residuals" else functools.partial(predictive_distribution, session, model)
     own_levels = model.quantiles if kind == "quantiles" else quantile_levels([*levels, *SCORED_LEVELS])
     taus = [float(tau) for tau in own_levels]
     if not is_calibrated:
@@ -306,30 +305,39 @@ class ConformityScores(NamedTuple):
     data: Any
     val: Any
     model: Any
-    distribution: PredictiveDistribution | None
+    distribution: _Distribution | None
     budget: int = 2**28
 
-    def collect(self, score: _Score, num_scores: int) -> np.ndarray:
+    def collect(self, kind: str, pairs: Sequence[tuple[int, int]], symmetric: bool) -> np.ndarray:
         """All scores in ascending order. Each rank computes a share; the result is the same on every rank.
 
         Args:
-            score: takes forecast (B, H, C), truth (B, H, C) and distribution on the CPU; returns ``num_scores`` tensors
-                (B, H, C).
-            num_scores: number of scores per cell.
+            kind: as for :class:`Intervals`.
+            pairs: positions of the ends of central intervals among the model's quantiles, which have a score each.
+            symmetric: whether residuals lose their sign.
 
         Returns:
-            (parts, N, H, C), float32; NaN, where a truth is missing, comes last.
+            (pairs, N, H, C) with ``quantiles``, else (1, N, H, C), float32; NaN, where a truth is missing, comes last.
         """
-        num_windows = len(self.val)
+        parts, num_windows = len(pairs) if kind == "quantiles" else 1, len(self.val)
         shape = tuple(self.val[torch.zeros(1, dtype=torch.int64)]["y"].shape[1:])
-        count = max(min(num_windows, self.budget // (4 * num_scores * int(np.prod(shape)))), 1)
-        scores = torch.zeros(num_scores, count, *shape)
+        count = max(min(num_windows, self.budget // (4 * parts * int(np.prod(shape)))), 1)
+        scores = torch.zeros(parts, count, *shape)
         distributed = self.session.distributed
         for indices in torch.arange(distributed.rank, count, distributed.world_size).split(self.data.eval_batch_size):
             batch = self.val[indices * num_windows // count]
-            forecast = batch_outputs(self.session, self.model, batch).float()
-            values = None if self.distribution is None else self.distribution(batch)
-            scores[:, indices] = torch.stack(list(score(forecast, batch["y"], values)))
+            error = batch["y"] - batch_outputs(self.session, self.model, batch).float()
+            if self.distribution is None:
+                scores[0, indices] = error
+                continue
+            values = self.distribution(batch)
+            if kind == "std":
+                scores[0, indices] = error / values.clamp_min(MIN_STD)
+                continue
+            for number, (low, high) in enumerate(pairs):
+                scores[number, indices] = torch.maximum(values[..., low] - batch["y"], batch["y"] - values[..., high])
+        if symmetric and kind != "quantiles":
+            scores.abs_()
         return np.sort(distributed.sum(scores).numpy(), axis=1)  # exact: each element is non-zero on one rank only
 
 
@@ -355,17 +363,7 @@ def calibrate(
     """
     index_of = {tau: number for number, tau in enumerate(taus)}
     pairs = [(index_of[low], index_of[high]) for low, high in central_pairs(taus)]
-
-    def score(forecast: torch.Tensor, truth: torch.Tensor, distribution: Any) -> Sequence[torch.Tensor]:
-        if kind == "quantiles":
-            ends = [(distribution[..., low], distribution[..., high]) for low, high in pairs]
-            return [torch.maximum(lower - truth, truth - upper) for lower, upper in ends]
-        error = truth - forecast
-        if distribution is not None:
-            error = error / distribution.clamp_min(MIN_STD)
-        return [error.abs() if symmetric else error]
-
-    scores = scorer.collect(score, len(pairs) if kind == "quantiles" else 1)
+    scores = scorer.collect(kind, pairs, symmetric)
     offsets = np.zeros((len(taus), *scores.shape[2:]), dtype=np.float32)
     needed_level = max(levels) if symmetric else (1.0 + max(levels)) / 2.0
     check_num_scores(scores[0], needed_level, scorer.data.names, scorer.data.scored)
@@ -481,7 +479,7 @@ class IntervalMetrics(WindowMetric):
                 error, tau = truth - quantile, self.intervals.taus[number]
                 loss = torch.maximum(tau * error, (tau - 1.0) * error)  # pinball
                 crps, losses = crps + self._weights[number] * loss, losses + loss
-            if self.intervals.is_end(number):
+            if number in self.intervals.ends:
                 ends[number] = quantile
         per_level, in_file = [], []
         for interval in self.intervals.central(ends):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Dict, List, Optional
 
 from omegaconf import MISSING
 
-__all__ = ["SPLITS", "ForecastingDataConfig", "ForecastingModelConfig", "IntervalKeys", "PredictKeys"]
+from exp.errors import ConfigError, UnavailableError
+
+__all__ = ["SPLITS", "ForecastingDataConfig", "ForecastingModelConfig", "IntervalKeys", "PredictKeys", "check_task",
+           "interval_levels"]  # fmt: skip
 
 SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "test_only")
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
@@ -35,7 +40,7 @@ class ForecastingModelConfig:
 class ForecastingDataConfig:
     """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
 
-    preflight: ClassVar[str] = "exp.forecasting.data.preflight"
+    preflight: ClassVar[str] = "exp.forecasting.data.files"
     """The module that checks the files before a run (:class:`exp.plugins.Plugin`)."""
 
     reference_key: ClassVar[str] = "horizon"
@@ -117,3 +122,48 @@ class PredictKeys(IntervalKeys):
     """Channels per picture."""
     channels: Any = None
     """Channels that are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
+
+
+def check_task(task: Any) -> None:
+    """Check the keys that forecasting adds to ``task``, before data and model are built.
+
+    Args:
+        task: ``config.task``.
+
+    Raises:
+        ConfigError: ``backtest_file`` is not a file name that ends in .csv or .parquet; ``backtest_windows`` is below 1
+            or set without ``backtest_file``; or see :func:`interval_levels`.
+        UnavailableError: ``backtest_file`` is a Parquet file, and pyarrow is not installed.
+    """
+    interval_levels(task)
+    name, windows = task.get("backtest_file"), task.get("backtest_windows")
+    if name is not None and (Path(name).name != name or Path(name).suffix not in (".csv", ".parquet")):
+        raise ConfigError(f"task.backtest_file={name} must be the name of a file that ends in .csv or .parquet")
+    if windows is not None and (windows < 1 or name is None):
+        raise ConfigError(f"task.backtest_windows={windows} must be at least 1, and needs task.backtest_file")
+    if name is not None and name.endswith(".parquet") and not find_spec("pyarrow"):
+        raise UnavailableError(f"task.backtest_file={name} needs pyarrow: pip install pyarrow, or take a name in .csv")
+
+
+def interval_levels(task: Any) -> list[float]:
+    """The coverages of ``task.intervals``, ascending, without duplicates; empty: no intervals.
+
+    Args:
+        task: ``config.task``; keys may be missing.
+
+    Raises:
+        ConfigError: a value is out of range, or a key is set that has no effect without ``task.intervals``.
+    """
+    levels = sorted({round(float(level), 6) for level in task.get("intervals") or ()})
+    for level in levels:
+        if not 0.0 < level < 1.0:
+            raise ConfigError(f"task.intervals: {level:g} must be between 0 and 1, such as [0.8,0.95]")
+    method = task.get("intervals_method")
+    if method not in (None, "conformal", "model"):
+        raise ConfigError(f"task.intervals_method={method} must be conformal or model (null: as the model allows)")
+    for key in fields(IntervalKeys):
+        value = task.get(key.name)
+        if not levels and value is not None and value != key.default:
+            text = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError(f"task.{key.name}={text} needs task.intervals, such as task.intervals=[0.8,0.95]")
+    return levels

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 
 from exp.config.sources import register
 from exp.errors import DataError
-from exp.forecasting.data.preflight import preflight
+from exp.forecasting.data.files import preflight
 from exp.forecasting.data.series import read_series
 from exp.forecasting.keys import ForecastingDataConfig
 

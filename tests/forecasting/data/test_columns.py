@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from exp.engine.weights import read_weights
 from exp.errors import ConfigError, DataError
-from exp.forecasting.data.preflight import preflight
+from exp.forecasting.data.files import preflight
 from exp.forecasting.data.series import Column
 from exp.forecasting.keys import ForecastingDataConfig
 from exp.forecasting.model import Forecaster

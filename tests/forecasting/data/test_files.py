@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from exp.errors import EXIT_CONFIG, ConfigError, DataError
-from exp.forecasting.data.preflight import check_task, preflight
+from exp.forecasting.data.files import check_task, preflight
 from exp.forecasting.data.series import read_series
 from exp.forecasting.keys import ForecastingDataConfig, IntervalKeys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,11 +17,11 @@ from exp.forecasting.intervals import (
     ConformityScores,
     IntervalMetrics,
     Intervals,
-    PredictiveDistribution,
     build_intervals,
     calibrate,
     check_num_scores,
     conformal_bound,
+    predictive_distribution,
     quantile_levels,
 )
 from exp.hardware.registry import create_backend
@@ -80,7 +81,7 @@ def scores(noise, distribution=None, factor=1.0, count=1000):
     model = Signal(distribution, factor)
     data = SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1])
     return ConformityScores(
-        session, data, Windows(count, noise), model, distribution and PredictiveDistribution(session, model)
+        session, data, Windows(count, noise), model, distribution and partial(predictive_distribution, session, model)
     )
 
 

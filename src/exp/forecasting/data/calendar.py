@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Iterator, Mapping
@@ -16,6 +17,7 @@ _SPACING_TOLERANCE = 1.12  # ratio of distances that count as equal: months have
 _DAY, _WEEK = 86_400 * 10**9, 7 * 86_400 * 10**9  # ns
 _PERIODS = ((_DAY, "day"), (_WEEK, "week"), (365.2425 * _DAY, "year"))
 _MONDAY = pd.Timestamp("1970-01-05")
+_FIRST_DAY = np.datetime64(_MONDAY.date())
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _EVERY_DAY, _BUSINESS = "1111111", "1111100"  # of numpy's business days
 _SHORTEST, _LONGEST = 28, 31  # months, in days
@@ -59,7 +61,7 @@ class Grid:
 
     def is_regular(self, dates: pd.DatetimeIndex) -> np.ndarray:
         """Whether each row but the first one is at a slot, :attr:`stride` slots after the row before it; (T - 1,)."""
-        times = _nanoseconds(_local_times(dates, self.zone))
+        times = _local_times(dates, self.zone)
         if self.loose and self.cycle:
             return same_spacing(np.diff(times), self.cycle)
         slots = self._slot_indices(times)
@@ -71,14 +73,14 @@ class Grid:
 
     def filled_ratio(self, dates: pd.DatetimeIndex) -> float:
         """The fraction of slots between the first and the last date that have a row, or of rows that have a slot."""
-        times = _nanoseconds(_local_times(dates, self.zone))
+        times = _local_times(dates, self.zone)
         slots = self._slot_indices(times)
         filled = np.unique(slots[self._slot_times(slots) == times])
         return len(filled) / float(max((slots[-1] - slots[0]) / self.stride + 1, len(dates)))
 
     def future_dates(self, last: pd.DatetimeIndex, count: int) -> pd.DatetimeIndex:
         """The ``count`` dates after ``last``, which has one date."""
-        times, steps = _nanoseconds(_local_times(last, self.zone)), np.arange(1, count + 1)
+        times, steps = _local_times(last, self.zone), np.arange(1, count + 1)
         if self.loose and self.cycle:
             times = times + steps * self.cycle
         else:
@@ -95,26 +97,23 @@ class Grid:
         if self.cycle:
             cycles, rest = np.divmod(times, self.cycle)
             around = np.concatenate([slots[-1:] - self.cycle, slots, slots[:1] + self.cycle])
-            numbers: np.ndarray = cycles * len(slots) + np.searchsorted((around[1:] + around[:-1]) / 2, rest) - 1
-            return numbers
-        months = _months(times)
-        slot_times = np.stack([self._slot_times(months * len(slots) + number) for number in range(len(slots))])
-        nearest: np.ndarray = months * len(slots) + np.abs(slot_times - times).argmin(axis=0)
-        return nearest
+            nearest = np.searchsorted((around[1:] + around[:-1]) / 2, rest) - 1
+        else:
+            cycles = _months(times)
+            slot_times = np.stack([self._slot_times(cycles * len(slots) + number) for number in range(len(slots))])
+            nearest = np.abs(slot_times - times).argmin(axis=0)
+        return np.asarray(cycles * len(slots) + nearest)
 
     def _slot_times(self, numbers: np.ndarray) -> np.ndarray:
         """The times of slots."""
         cycles, positions = np.divmod(numbers, len(self.slots))
         slots = np.array(self.slots)[positions]
         if self.cycle:
-            times: np.ndarray = cycles * self.cycle + slots
-            return times
-        first = cycles.astype("datetime64[M]").astype("datetime64[D]")
-        end = (cycles + 1).astype("datetime64[M]").astype("datetime64[D]") - 1
+            return np.asarray(cycles * self.cycle + slots)
+        first, end = _month_ends(cycles)
         forward = np.minimum(np.busday_offset(first, np.maximum(slots, 0), "forward", self.weekmask), end)
         backward = np.busday_offset(end, np.minimum(slots + 1, 0), "backward", self.weekmask)
-        days = np.where(slots < 0, backward, forward) - np.datetime64(_MONDAY.date())
-        return days.astype(np.int64) * _DAY + self.time
+        return (np.where(slots < 0, backward, forward) - _FIRST_DAY).astype(np.int64) * _DAY + self.time
 
     @property
     def season(self) -> tuple[int, str]:
@@ -213,7 +212,7 @@ class Calendar:
         if len(dates) < 2:
             return None
         grid, followed = _choose_grid(dates, max(recent, 3), None if saved is None else Grid(**saved))
-        steps = np.diff(_nanoseconds(dates.tz_localize(None)))
+        steps = np.diff(_local_times(dates))
         step = _usual_step(steps)
         regular = steps == step if grid is None else grid.is_regular(dates)
         irregular, first = int((~regular).sum()), int((~regular).argmax()) + 1 if not regular.all() else None
@@ -265,11 +264,11 @@ def _choose_grid(dates: pd.DatetimeIndex, recent: int, saved: Grid | None) -> tu
         if covered >= _MIN_COVERAGE and better and grid.is_regular(part)[-recent:].mean() >= 1 / 2:
             return grid, part
     # The dates are near a grid, not on it; or on a grid, with many rows missing; or on none.
-    steps = np.diff(_nanoseconds(dates.tz_localize(None)))
-    day, time = int(np.median(dates.day)) - 1, _most_frequent(_time_of_day(dates))
-    stride = max(_most_frequent(np.diff(_months(_nanoseconds(dates.tz_localize(None))))), 1)
-    even, monthly = Grid(int(np.median(steps)), [0], loose=True), Grid(0, [day], time=time, stride=stride, loose=True)
-    for loose_grid in (even, monthly):
+    times = _local_times(dates)
+    day, time = int(np.median(dates.day)) - 1, _most_frequent(times % _DAY)
+    stride = max(_most_frequent(np.diff(_months(times))), 1)
+    even = Grid(int(np.median(np.diff(times))), [0], loose=True)
+    for loose_grid in (even, Grid(0, [day], time=time, stride=stride, loose=True)):
         if loose_grid.is_regular(dates).mean() >= max(_MIN_COVERAGE, candidates[0][0].is_regular(dates).mean() + 0.1):
             return loose_grid, dates
     for grid, part in (candidates[0], candidates[-1]):
@@ -284,21 +283,22 @@ def _simplest_grid(dates: pd.DatetimeIndex, clock: str | None) -> Grid:
 
     Rows that are missing by chance are missing on any grid; hours in which a shop is closed are not.
     """
-    best, best_ratio = None, -1.0
-    for grid in _candidate_grids(dates, clock):
-        ratio = grid.filled_ratio(dates)
-        if best is None or 1.0 - ratio <= (1.0 - best_ratio) * _EMPTY_RATIO:
-            best, best_ratio = grid, ratio
-        if best_ratio >= _FULL_RATIO:
+    candidates = _candidate_grids(dates, clock)
+    best = next(candidates)
+    best_ratio = best.filled_ratio(dates)
+    while best_ratio < _FULL_RATIO:
+        grid = next(candidates, None)
+        if grid is None:
             break
-    assert best is not None
+        ratio = grid.filled_ratio(dates)
+        if 1.0 - ratio <= (1.0 - best_ratio) * _EMPTY_RATIO:
+            best, best_ratio = grid, ratio
     return best
 
 
 def _candidate_grids(dates: pd.DatetimeIndex, clock: str | None) -> Iterator[Grid]:
     """Grids that dates may follow: equal steps; times of a day, of a week; days of a month."""
-    local = _local_times(dates, clock)
-    times = _nanoseconds(local)
+    times = _local_times(dates, clock)
     steps = np.diff(times)
     step = _usual_step(steps)
     yield Grid(step, [_most_frequent(times[-_NUM_LATEST:] % step)], zone=clock)
@@ -309,72 +309,64 @@ def _candidate_grids(dates: pd.DatetimeIndex, clock: str | None) -> Iterator[Gri
             yield Grid(cycle, slots, zone=clock)
     if np.median(steps) < 5 * _DAY:
         return
-    time = _most_frequent(_time_of_day(local))
-    stride = max(_most_frequent(np.diff(_months(times))), 1)
-    ends = np.where(local.is_month_end, _LONGEST, local.day) - 1
-    for days in filter(None, (_frequent_values(ends), _frequent_values(np.asarray(local.day) - 1))):
-        yield Grid(0, days, time=time, stride=stride if len(days) == 1 else 1, zone=clock)
-    first = _months(times).astype("datetime64[M]").astype("datetime64[D]")
-    end = (_months(times) + 1).astype("datetime64[M]").astype("datetime64[D]")
-    day = times // _DAY * np.timedelta64(1, "D") + np.datetime64(_MONDAY.date())
-    weekday = _most_frequent(np.asarray(local.day_of_week))
+    time, stride = _most_frequent(times % _DAY), max(_most_frequent(np.diff(_months(times))), 1)
+    days, (first, end) = _days(times), _month_ends(_months(times))
+    numbers = (days - first).astype(np.int64)
+    for slots in filter(None, map(_frequent_values, (np.where(days == end, _LONGEST - 1, numbers), numbers))):
+        yield Grid(0, slots, time=time, stride=stride if len(slots) == 1 else 1, zone=clock)
+    weekday = _most_frequent(times // _DAY % 7)
     for mask in (_BUSINESS, "".join(str(int(number == weekday)) for number in range(7))):
-        for number in (
-            -1 - _most_frequent(np.busday_count(day + 1, end, mask)),
-            _most_frequent(np.busday_count(first, day, mask)),
-        ):
+        last, before = np.busday_count(days + 1, end + 1, mask), np.busday_count(first, days, mask)
+        for number in (-1 - _most_frequent(last), _most_frequent(before)):
             yield Grid(0, [number], mask, time, stride, clock)
 
 
 def _infer_zone(dates: pd.DatetimeIndex) -> str | None:
     """The time zone on whose clock rows come at clearly fewer times of day than in the file; None: there is none."""
-    fewest, best_zone = _CLOCK_RATIO * len(np.unique(_time_of_day(dates))), None
-    for zone in _ZONES if 1 < fewest / _CLOCK_RATIO <= len(dates) / 2 else ():
-        try:
-            count = len(np.unique(_time_of_day(_local_times(dates, zone))))
-        except KeyError:  # a machine without this zone
-            continue
-        if count <= fewest and (best_zone is None or count < fewest):
-            fewest, best_zone = count, zone
-    return best_zone
+    in_file = len(np.unique(_local_times(dates) % _DAY))
+    counts = {}
+    for zone in _ZONES if 1 < in_file <= len(dates) / 2 else ():
+        with contextlib.suppress(KeyError):  # a machine without this zone
+            counts[zone] = len(np.unique(_local_times(dates, zone) % _DAY))
+    best_zone = min(counts, key=lambda zone: counts[zone], default=None)
+    return best_zone if best_zone is not None and counts[best_zone] <= _CLOCK_RATIO * in_file else None
 
 
-def _local_times(dates: pd.DatetimeIndex, zone: str | None) -> pd.DatetimeIndex:
-    """Dates without a zone, as the clock of ``zone`` shows them, or as they are; those of the file may be in UTC."""
+def _local_times(dates: pd.DatetimeIndex, zone: str | None = None) -> np.ndarray:
+    """Time since a Monday in ns, int64 (T,), as the clock of ``zone`` shows it, or as it is in the file (maybe UTC)."""
     if zone is not None:
         dates = (dates.tz_localize("UTC") if dates.tz is None else dates).tz_convert(zone)
-    return dates.tz_localize(None)
+    return np.asarray((dates.tz_localize(None) - _MONDAY) // pd.Timedelta(1, "ns"), dtype=np.int64)
 
 
 def _coverage(grid: Grid, dates: pd.DatetimeIndex) -> float:
     """The fraction of the time between the first and the last date that regular steps cover."""
-    steps = np.diff(_nanoseconds(dates.tz_localize(None)))
+    steps = np.diff(_local_times(dates))
     return float(steps[grid.is_regular(dates)].sum() / steps.sum())
 
 
 def _covers_whole_day(grid: Grid, dates: pd.DatetimeIndex) -> bool:
     """Whether rows in equal steps come at all times of the day; those of irregular sessions do not."""
-    times = _nanoseconds(_local_times(dates, grid.zone))
+    times = _local_times(dates, grid.zone)
     if len(grid.slots) > 1 or not 0 < grid.cycle < _DAY or times[-1] - times[0] < _DAY:
         return True
     return bool(len(np.unique(times % _DAY // grid.cycle)) * grid.cycle >= (1 - 1 / 10) * _DAY)
 
 
-def _nanoseconds(dates: pd.DatetimeIndex) -> np.ndarray:
-    """Time since a Monday, int64 (T,)."""
-    return np.asarray((dates - _MONDAY) // pd.Timedelta(1, "ns"), dtype=np.int64)
-
-
-def _time_of_day(dates: pd.DatetimeIndex) -> np.ndarray:
-    """In ns, int64 (T,)."""
-    times: np.ndarray = _nanoseconds(dates.tz_localize(None)) % _DAY
-    return times
+def _days(times: np.ndarray) -> np.ndarray:
+    """The days of times, datetime64 (T,)."""
+    return np.asarray(times // _DAY * np.timedelta64(1, "D") + _FIRST_DAY)
 
 
 def _months(times: np.ndarray) -> np.ndarray:
     """The months of times, counted from January 1970, int64 (T,)."""
-    days = times // _DAY * np.timedelta64(1, "D") + np.datetime64(_MONDAY.date())
-    return days.astype("datetime64[M]").astype(np.int64)
+    return _days(times).astype("datetime64[M]").astype(np.int64)
+
+
+def _month_ends(months: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last days of months, datetime64 (T,) each."""
+    first, end = ((months + ahead).astype("datetime64[M]").astype("datetime64[D]") for ahead in (0, 1))
+    return first, end - 1
 
 
 def _most_frequent(values: Any) -> int:

@@ -1,4 +1,7 @@
-"""Find a data file, read its first row, and select its columns. Imports neither torch nor pandas nor numpy."""
+"""Find a data file, read its first row, and select its columns; in the parent, too, before any process starts.
+
+Imports neither torch nor pandas nor numpy.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,50 @@ import re
 import zlib
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence, TextIO
+from typing import Any, Mapping, NamedTuple, Sequence, TextIO
 
 from exp.data.fingerprint import folder_listing, sample_folder, shortened
 from exp.errors import DataError
-from exp.forecasting.keys import ForecastingDataConfig
+from exp.forecasting.keys import SPLITS, ForecastingDataConfig, check_task
 
-__all__ = ["SAVE_ADVICE", "Columns", "Header", "describe_layout", "find_file", "open_text", "read_header",
-           "select_columns"]  # fmt: skip
+__all__ = ["SAVE_ADVICE", "Columns", "Header", "check_task", "describe_layout", "find_file", "open_text", "preflight",
+           "read_header", "select_columns", "take_input"]  # fmt: skip
+
+
+def preflight(data: Mapping[str, Any]) -> None:
+    """Refuse keys out of range, a missing file, and a CSV file whose first row does not fit the keys.
+
+    Args:
+        data: ``config.data``.
+
+    Raises:
+        DataError: a value is out of range; or see :mod:`exp.forecasting.data.files`.
+    """
+    config = ForecastingDataConfig(**data)
+    for key, choices in (("split", SPLITS), ("missing", ("error", "mask")), ("device_cache", (True, False, "auto"))):
+        value = getattr(config, key)
+        if value not in choices:
+            raise DataError(f"data.{key}={value} is not one of {', '.join(map(str, choices))}")
+    for key, minimum in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
+        if getattr(config, key) < minimum:
+            raise DataError(f"data.{key}={getattr(config, key)} must be at least {minimum}")
+    if config.season is not None and config.season < 1:
+        raise DataError(f"data.season={config.season} must be at least 1 (null: by the calendar of the dates)")
+    path = find_file(config)
+    if path.suffix != ".npz":
+        header = read_header(path, config)
+        select_columns(path, [name for name in header.names if name != header.date], config)
+
+
+def take_input(data: Any, file: str) -> None:
+    """Replace the data file by ``task.input``, with ``split=test_only``.
+
+    Args:
+        data: ``config.data``; changed in place.
+        file: path of a file, relative to the current folder.
+    """
+    data.root, data.file, data.split = None, str(Path(file).expanduser().absolute()), "test_only"
+    data.archive_folder = None
 
 
 def find_file(config: ForecastingDataConfig) -> Path:
