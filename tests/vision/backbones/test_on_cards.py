@@ -33,10 +33,10 @@ from exp.vision.backbones.segformer import MixTransformer
 def test_no_step_leaves_the_card(card, profile):
     begin = """
 from exp.backends.gcu import GcuBackend
-from exp.distributed import configure_kernels
+from exp.distributed import Kernels
 backend = GcuBackend(name="gcu", simulate=True)
 device = backend.set_device(0)
-configure_kernels(backend, device, "fp32")
+kernels = Kernels(backend, device, "fp32")
 """
     end = "assert not backend.fallbacks(), backend.fallbacks()"
     card(IMPORTS + begin + STEP + end, SIM_GCU_PROFILE=profile, SIM_GCU_STRICT="1")
