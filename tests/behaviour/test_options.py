@@ -44,7 +44,7 @@ NO_OPTIONS = {
     "reference.metrics", "record.chosen", "record.follows", "record.reference", "record.weights",
 }  # fmt: skip
 OF_FAMILIES = {  # names in these are those of columns, classes, modalities; objects are checked as any ``_target_``
-    "derived_columns", "device_cache", "channels", "layout", "mean", "std", "modality_weights", "modality_statistics",
+    "derived_columns", "device_cache", "channels", "layout", "mean", "std", "modality_statistics", "sources",
     "value_range", "splits", "palette", "label_map", "freeze", "head",
 }  # fmt: skip
 

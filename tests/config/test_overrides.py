@@ -24,7 +24,8 @@ SUBMITTED = ["launcher.setup=[a,b]", "launcher.extra={a: b}", "launcher.srun_arg
 IMAGES = [
     "model.backbone.out_indices=[7,7]", "model.lora.targets=[a]", "model.class_weights=[0.5]",
     "model.tta_scales=[0.5,0.5]", "data.bands=[a,7]",
-    "data.modality_weights={a: 0.5}", "data.modality_statistics={a: b}", "data.split_ratio=[0.5]", "data.classes=[a]",
+    "data.sources=[{root: a, weight: 0.5}]",
+    "data.modality_statistics={a: b}", "data.split_ratio=[0.5]", "data.classes=[a]",
     "data.train_pipeline=[a]", "data.eval_pipeline=[a]", "data.datasets=[a]", "data.splits={a: [b,c]}",
     'data.palette={a: "6E1234"}', 'data.ignore_colors=["6E1234"]', "data.label_map={3: 7}", "data.ignore_values=[7]",
 ]  # fmt: skip

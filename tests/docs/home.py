@@ -65,7 +65,8 @@ def _masks(home: Path, tile: Path) -> None:
     for each in range(3):
         save(home / "city" / f"tile{each}", "images", "masks", colors, range(each, 10, 3))
         save(home / "town" / f"tile{each}", "images", "masks", half, range(each, 10, 3))
-    save(home / "data" / "mmrs1m" / "data" / "segmentation" / "Town", "images", "labels", half, range(10))
+    for name in ("Town", "SSDD"):
+        save(home / "data" / "mmrs1m" / "data" / "segmentation" / name, "images", "labels", half, range(10))
     for place in ("Train/Urban", "Train/Rural", "Val/Urban", "Val/Rural"):
         save(home / "data" / "LoveDA" / place, "images_png", "masks_png", 1 + half, range(4))
 

@@ -208,7 +208,8 @@ def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
         ConfigError: the value of such a key is empty.
     """
     _expand_home(config)
-    for key in (*_PATH_KEYS, *(f"task.{name}" for name in task_paths)):
+    sources = [f"data.sources[{number}].root" for number in range(len(config.data.get("sources") or ()))]
+    for key in (*_PATH_KEYS, *sources, *(f"task.{name}" for name in task_paths)):
         value = OmegaConf.select(config, key)
         check_not_empty(key, value)
         if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_hub_source(value)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, NamedTuple, Sequence
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from exp.distributed import Distributed
 
 __all__ = ["ConfusionMatrix", "CosineSimilarity", "FeatureSimilarity", "PixelAccuracy", "SceneMetrics",
-           "SegmentationMetrics", "TrueClassProbability", "labels_at_mask_size", "nan_mean"]  # fmt: skip
+           "SegmentationMetrics", "SourceMetric", "TrueClassProbability", "labels_at_mask_size",
+           "nan_mean"]  # fmt: skip
 
 
 class ConfusionMatrix:
@@ -193,6 +195,44 @@ class TrueClassProbability(SampleMetric):
         truth = batch["label"].to(torch.int64)
         shares = torch.softmax(outputs.float(), dim=-1).gather(1, truth.clamp(min=0).unsqueeze(1)).squeeze(1)
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
+
+
+class SourceMetric(Metric):
+    """A metric over the samples of one source; NaN if the split has none.
+
+    Args:
+        metric: of all samples.
+        source: name of the source, which is added to the names.
+        number: of the source, as in ``source`` of the batches.
+    """
+
+    def __init__(self, metric: Metric, source: str, number: int) -> None:
+        self.metric, self.number, self.greater_is_better = metric, number, metric.greater_is_better
+        self._names = {name: f"{name}_{source}" for name in metric.names}
+        self.names = list(self._names.values())
+
+    def reset(self) -> None:
+        """Start a new evaluation."""
+        self.metric.reset()
+
+    def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
+        """Take in the rows of the source."""
+        rows = [row for row, number in enumerate(batch["source"]) if number == self.number]
+        if not rows:
+            return
+        part = {
+            key: value[rows] if isinstance(value, torch.Tensor) else [value[row] for row in rows]
+            for key, value in batch.items()
+            if isinstance(value, (torch.Tensor, list)) and len(value) == len(batch["source"])
+        }
+        self.metric.update(outputs[rows], part)
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """The figures over all ranks."""
+        values: dict[str, float] = {}
+        with contextlib.suppress(DataError):  # no sample of the source counts
+            values = self.metric.compute(distributed)
+        return {own: values.get(name, float("nan")) for name, own in self._names.items()}
 
 
 class CosineSimilarity(NamedTuple):

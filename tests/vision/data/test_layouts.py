@@ -10,7 +10,6 @@ import pytest
 
 from exp.vision.data.keys import DistillationDataConfig
 from exp.vision.data.layouts import split_by_hash
-from exp.vision.data.mmrs1m import modality_of_path
 from tests.vision.data.conftest import SAMPLES, layout, record, refused
 
 
@@ -153,10 +152,7 @@ def test_mmrs1m_unites_the_classes_of_its_sets_and_one_keeps_its_own(mmrs, tree)
 
 
 def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
-    refused(
-        "data.datasets=.*WHU-RS19.*; available: DCSR .*, DUBAI_split .*, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"]
-    )
-    refused(r"data.modality=sar.*; available: DCSR \(optical\)", mmrs, modality="sar")
+    refused("data.datasets=.*WHU-RS19.*; available: DCSR, DUBAI_split, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"])
     refused(f"(?m)data.root={tmp_path} has no folder classification of MMRS-1M$", mmrs, root=str(tmp_path))
     (tmp_path / "data" / "classification" / "DCSR" / "images" / "3.png").unlink()
     refused("DCSR/images/3.png is missing", mmrs)
@@ -165,12 +161,6 @@ def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
     refused("DSCR_cls.json is no list of images and answers .*conversations", mmrs)
     answers.unlink()
     refused("DCSR has neither train and test folders nor the images of", mmrs)
-
-
-def test_the_name_of_a_data_set_tells_the_modality():
-    names = {"HRSID": "sar", "SARV2": "sar", "HIT-UAV": "infrared", "infrared_city": "infrared", "IR": "infrared",
-             "FGSCR_split": "optical", "AIRPORT": "optical", "images": "optical"}  # fmt: skip
-    assert {name: modality_of_path(f"/d/detection/{name}/x.png") for name in names} == names
 
 
 # -- LoveDA -----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,8 @@ from exp.data.fingerprint import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import RawImage, open_raster, read_band_info, read_raw, uses_rasterio
 from exp.vision.data.keys import ImageDataConfig
-from exp.vision.data.mmrs1m import modality_of_path
 
-__all__ = ["ImageReader", "Modalities", "color_positions", "is_data_band", "per_band"]
+__all__ = ["ImageReader", "Modalities", "ReaderBySource", "color_positions", "is_data_band", "per_band"]
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -105,14 +104,15 @@ class Modalities:
 
     Attributes:
         statistics: ``{modality: {"mean": [...], "std": [...]}}``, 0..255, as plain values.
+        by_path: the modality of images that have another one than ``data.modality``, by path.
 
     Args:
-        config: three keys of ``data`` are read: ``modality`` of all images (None: it follows from the path),
-            ``modalities`` and ``modality_statistics``.
+        config: ``modality``, of all images, and ``modality_statistics`` are read.
     """
 
     def __init__(self, config: ImageDataConfig) -> None:
-        self.only, self.declared = config.modality, dict(config.modalities or {})
+        self.only = config.modality
+        self.by_path: dict[str, str | None] = {}
         self.statistics = {name: dict(statistics) for name, statistics in (config.modality_statistics or {}).items()}
         self._model: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -120,13 +120,13 @@ class Modalities:
         """Set the model's mean and standard deviation, float (C,), 0..255."""
         self._model = mean.astype(np.float32), std.astype(np.float32)
 
-    def of(self, path: Path) -> str:
-        """The modality of an image."""
-        return self.only or modality_of_path(path, self.declared)
+    def of(self, path: Path) -> str | None:
+        """The modality of an image; None: not known."""
+        return self.by_path.get(str(path), self.only)
 
     def fill_value_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
         """The values of missing pixels before :meth:`map_statistics`: the mean of the image's modality, or ``fill``."""
-        values = self.statistics.get(self.of(path)) if self.statistics else None
+        values = self.statistics.get(self.of(path) or "")
         return fill if values is None or fill is None else np.broadcast_to(np.float32(values["mean"]), fill.shape)
 
     def map_statistics(self, image: np.ndarray, path: Path) -> np.ndarray:
@@ -134,7 +134,7 @@ class Modalities:
 
         Images of modalities without statistics of their own are returned unchanged.
         """
-        values = self.statistics.get(self.of(path)) if self.statistics else None
+        values = self.statistics.get(self.of(path) or "")
         if values is None or self._model is None:
             return image
         mean, std = np.float32(values["mean"]), np.float32(values["std"])
@@ -341,3 +341,38 @@ def _to_byte_range(pixels: np.ndarray, path: Path, value_range: Any) -> np.ndarr
     low, high = (np.asarray(limit, np.float64) for limit in value_range)
     scaled = (pixels.astype(np.float32) - low.astype(np.float32)) * (255.0 / (high - low)).astype(np.float32)
     return np.nan_to_num(np.clip(scaled, 0.0, 255.0, out=scaled), copy=False, nan=0.0)
+
+
+class ReaderBySource(ImageReader):
+    """Reads the images of several sources, and other images like those of the first.
+
+    Args:
+        config: the keys of the first source.
+        readers: of each source.
+        paths: of the images of each source.
+    """
+
+    def __init__(self, config: ImageDataConfig, readers: Sequence[ImageReader], paths: Sequence[Sequence[str]]) -> None:
+        super().__init__(config)
+        self.readers = readers
+        self._by_path = {path: number for number, members in enumerate(paths) for path in members}
+        self.modalities.by_path = {path: readers[number].modalities.only for path, number in self._by_path.items()}
+        for reader in readers:
+            reader.modalities = self.modalities  # for all, since weights bring other statistics
+
+    def _of(self, path: Path) -> Any:
+        number = self._by_path.get(str(path))
+        return super() if number is None else self.readers[number]
+
+    def select_bands(self, count: int, names: Sequence[str], has_alpha: bool, path: Path) -> BandSelection:
+        """See :class:`ImageReader`, as for the other methods."""
+        selection: BandSelection = self._of(path).select_bands(count, names, has_alpha, path)
+        return selection
+
+    def to_model_range(self, values: np.ndarray, invalid: np.ndarray | None, path: Path) -> np.ndarray:
+        """See :class:`ImageReader`."""
+        number = self._by_path.get(str(path))
+        if number is not None:
+            self.readers[number].fill = self.fill
+        image: np.ndarray = self._of(path).to_model_range(values, invalid, path)
+        return image

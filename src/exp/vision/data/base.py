@@ -17,19 +17,33 @@ from exp.data.extensions import DataExtensions
 from exp.data.fingerprint import dataset_fingerprint, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
-from exp.vision.data.bands import ImageReader
-from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
+from exp.vision.data.dataset import NO_LABEL, ImageDataset
 from exp.vision.data.decode import image_size
 from exp.vision.data.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
-from exp.vision.data.layouts import NAMED_FILES, SampleIndex, archive_notes, build_layout, data_root, unread_note
-from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
+from exp.vision.data.layouts import NAMED_FILES, archive_notes, unread_note
+from exp.vision.data.masks import IGNORED, NO_DATA, IndexMasks, distinct_colors
+from exp.vision.data.sources import (
+    MasksBySource,
+    SourceDraw,
+    find_sources,
+    join_classes,
+    join_splits,
+    read_sources,
+)
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
-from exp.vision.metrics import FeatureSimilarity, PixelAccuracy, SceneMetrics, SegmentationMetrics, TrueClassProbability
+from exp.vision.metrics import (
+    FeatureSimilarity,
+    PixelAccuracy,
+    SceneMetrics,
+    SegmentationMetrics,
+    SourceMetric,
+    TrueClassProbability,
+)
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
-    from exp.metrics import SampleMetric
+    from exp.metrics import Metric, SampleMetric
 
 __all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData"]
 
@@ -78,44 +92,58 @@ class ImageData(Data):
 
     def __init__(self, **keys: Any) -> None:
         config = self.keys(**keys)
-        root = data_root(config.root, config.sample_data, config.name)
-        index = build_layout(config).find(root)
-        self._root = root
-        self._masks = self.build_mask_reader(index, config)
+        self._config: Any = config
+        self.sources = find_sources(config)
+        self.set_classes()
+        splits = join_splits(self.sources, self.classes, labels=not self.per_pixel)
+        self._masks = self.build_mask_reader()
         self.name = config.name
-        self.test_split_name = "test" if "test" in index.splits else "val"
+        self.test_split_name = "test" if "test" in splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         self.gsd: float | None = getattr(config, "gsd", None)
-        trained_on = [path for path, _ in index.splits["train"]]
-        self.read = ImageReader(config)
+        trained_on = [path for path, _ in splits["train"]]
+        self.read = read_sources(self.sources)
         self.normalization = Normalization(self.read, trained_on, config)
         self._has_loaded_state = False
         self._class_mismatch: DataError | None = None  # of classes; features have none
-        self._config: Any = config
-        self._record = dict(index.notes)
-        self.notes = [*archive_notes(root), *index.warnings, *self.read.band_order_notes(trained_on[0])]
+        self._record: dict[str, Any] = {}
+        self.notes = []
+        for source in self.sources:
+            self._record.update(source.index.notes)
+            first = source.index.splits["train"][0][0]
+            self.notes += [*archive_notes(source.root), *source.index.warnings, *source.read.band_order_notes(first)]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         self.has_eval_pipeline = bool(config.eval_pipeline)
         self.resized: dict[str, list[int]] = {}
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
-        for split, samples in index.splits.items():
+        for split, samples in splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
             self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train)
         self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.test_split_name))
-        if config.modality_weights:
-            groups = [self.read.modalities.of(path) for path in trained_on]
-            draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
-            self._record["modality_shares"] = draw.shares
+        if len(self.sources) > 1:
+            self._mix_sources()
 
-    def build_mask_reader(self, index: SampleIndex, config: Any) -> ColorMasks | IndexMasks | None:
-        """Set ``classes`` and ``palette``.
+    def _mix_sources(self) -> None:
+        """Draw training samples by the weights of the sources, and note which samples are of which."""
+        counts = {split: [len(source.index.splits[split]) for source in self.sources] for split in self._splits}
+        for split, data in self._splits.items():
+            data.ends = np.cumsum(counts[split]).tolist()
+        weights = [source.keys.get("weight", count) for source, count in zip(self.sources, counts["train"])]
+        self.train.draw = draw = SourceDraw(counts["train"], weights, self._config.seed)
+        self._record["sources"] = {
+            source.name: {"share": share, **{split: counts[split][number] for split in counts}}
+            for number, (source, share) in enumerate(zip(self.sources, draw.shares))
+        }
 
-        Returns:
-            The reader of masks; None: samples have no masks.
-        """
-        self.classes, self.palette = index.classes, distinct_colors(len(index.classes))
+    def set_classes(self) -> None:
+        """Set ``classes`` and ``palette``."""
+        self.classes = join_classes(self.sources, self._config.classes or ())
+        self.palette = distinct_colors(len(self.classes))
+
+    def build_mask_reader(self) -> Any:
+        """The reader of masks; None: samples have no masks."""
         return None
 
     # -- samples -------------------------------------------------------------------------------------------------------
@@ -324,8 +352,7 @@ class ImageData(Data):
         Raises:
             DataError: all labels of a split are ignored.
         """
-        unread = unread_note(self._root)
-        if unread is not None:
+        for unread in filter(None, map(unread_note, {source.root: None for source in self.sources})):
             say(unread)
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
         copies = _duplicates(splits.pop("train"), [path for paths in splits.values() for path in paths])
@@ -358,6 +385,11 @@ class ImageData(Data):
         from exp.vision.predict import predict
 
         return predict(session, self, model)
+
+    def metrics_by_source(self, metric: type[Any]) -> list[Metric]:
+        """A metric for the samples of each source, if there are several."""
+        names = [source.name for source in self.sources] if len(self.sources) > 1 else []
+        return [SourceMetric(metric(self.classes), name, number) for number, name in enumerate(names)]
 
     def ranking(self) -> SampleMetric | None:
         """The metric by which ``task=eval`` finds the worst and the best images; None: it draws none."""
@@ -403,9 +435,9 @@ class SceneData(ImageData):
     ignore_index = NO_LABEL
     keys = SceneDataConfig
 
-    def metrics(self, detailed: bool = False) -> SceneMetrics:
+    def metrics(self, detailed: bool = False) -> list[Metric]:
         """New metrics of scenes."""
-        return SceneMetrics(self.classes)
+        return [SceneMetrics(self.classes), *self.metrics_by_source(SceneMetrics)]
 
     def ranking(self) -> TrueClassProbability:
         """The probability of the true class."""
@@ -448,27 +480,29 @@ class SegmentationData(ImageData):
     classes_key = "data.palette or data.classes"
     keys = SegmentationDataConfig
 
-    def build_mask_reader(self, index: SampleIndex, config: Any) -> ColorMasks | IndexMasks:
-        """See :class:`ImageData`; masks have colors if ``data.palette`` is set, unless the layout decides."""
-        self.classes = index.classes or list(config.palette or config.classes or ())
+    def set_classes(self) -> None:
+        """Set ``classes`` and ``palette``; masks have colors if ``data.palette`` is set, unless the layout decides."""
+        config = self._config
+        self.classes = list(config.palette or config.classes or ())
+        if not self.classes or (len(self.sources) == 1 and self.sources[0].index.classes):
+            self.classes = join_classes(self.sources, ())
         self.palette = distinct_colors(len(self.classes))
         if config.palette:
             self.palette = [tuple(bytes.fromhex(color)) for color in config.palette.values()]
-        if index.ignored is not None:
-            masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), index.label_map, index.ignored)
-        elif config.palette:
-            masks = ColorMasks(list(config.palette.values()), config.ignore_colors)
-        else:
-            masks = IndexMasks(len(self.classes), config.label_map, config.ignore_values)
-        self.hint = f"; {masks.ignored_note}"
-        if isinstance(masks, IndexMasks):
-            paths = [path for samples in index.splits.values() for _, path in _evenly_spaced(samples)]
-            for value, path in masks.nodata_values(paths).items():
-                effect = "does not count; if it is a class, set data.label_map={value in the file: class number}"
-                effect = "is a class in data.label_map, and counts" if value in masks.mapped_values else effect
-                index.warnings.append(f"note: masks such as {path} declare {value:g} as no data: it {effect}")
-                index.notes.setdefault("mask_nodata", []).append(value)
-        return masks
+
+    def build_mask_reader(self) -> Any:
+        """See :class:`ImageData`."""
+        for source in self.sources:
+            index, masks = source.index, source.masks_for(self.classes)
+            source.masks, self.hint = masks, f"; {masks.ignored_note}"
+            if isinstance(masks, IndexMasks):
+                paths = [path for samples in index.splits.values() for _, path in _evenly_spaced(samples)]
+                for value, path in masks.nodata_values(paths).items():
+                    effect = "does not count; if it is a class, set data.label_map={value in the file: class number}"
+                    effect = "is a class in data.label_map, and counts" if value in masks.mapped_values else effect
+                    index.warnings.append(f"note: masks such as {path} declare {value:g} as no data: it {effect}")
+                    index.notes.setdefault("mask_nodata", []).append(value)
+        return self.sources[0].masks if len(self.sources) == 1 else MasksBySource(self.sources)
 
     def classes_present(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
         """See :class:`ImageData`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
@@ -482,9 +516,9 @@ class SegmentationData(ImageData):
             self._record["unknown_pixels"] = masks.unknown
         return labels, num_read
 
-    def metrics(self, detailed: bool = False) -> SegmentationMetrics:
+    def metrics(self, detailed: bool = False) -> list[Metric]:
         """New metrics of segmentation."""
-        return SegmentationMetrics(self.classes)
+        return [SegmentationMetrics(self.classes), *self.metrics_by_source(SegmentationMetrics)]
 
     def ranking(self) -> PixelAccuracy:
         """The share of an image's pixels that are predicted right."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import bisect
 import logging
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple
 
@@ -13,13 +13,13 @@ from torch.utils.data import Dataset
 from exp.data.loader import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 from exp.vision.data.bands import ImageReader
-from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks
+from exp.vision.data.masks import IGNORED, NO_DATA
 from exp.vision.data.transforms import Pipeline, is_resized
 
 if TYPE_CHECKING:
     from exp.vision.data.keys import ImageDataConfig
 
-__all__ = ["ImageDataset", "ModalityDraw"]
+__all__ = ["ImageDataset"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,13 @@ class ImageDataset(Dataset):
     (B,), -1: ignored; for masks uint8 (B, H, W), 255: ignored. In evaluation with masks, images of different sizes are
     padded at the right and at the bottom, and ``sizes`` has (height, width) of each. If the pipeline resizes images,
     labels keep the resolution of the file, at which predictions are measured, and ``label_sizes`` has (H, W) of each.
+    In evaluation with several sources, ``source`` has the number of each sample's.
 
     Attributes:
         needs_epoch: whether batches of keys are (B, 2): sample and epoch.
         skipped: True for samples that could not be used, bool (N,), shared with loader workers.
         draw: maps a position in an epoch, and the epoch, to the number of a sample; None: the position is the number.
+        ends: for each source the number of the sample after its last; empty: there is one source.
         blank: (C, H, W) of the image that replaces a skipped one if the batch has no other images.
 
     Args:
@@ -62,7 +64,7 @@ class ImageDataset(Dataset):
         read: ImageReader,
         pipeline: Pipeline,
         config: ImageDataConfig,
-        masks: ColorMasks | IndexMasks | None = None,
+        masks: Any = None,
         augmented: bool = False,
     ) -> None:
         self.samples = samples
@@ -73,6 +75,7 @@ class ImageDataset(Dataset):
         self.blank = (read.channels, config.size, config.size)
         self.needs_epoch = augmented
         self.draw: Callable[[int, int], int] | None = None
+        self.ends: Sequence[int] = ()
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
         self._cache: dict[int, Loaded] = {}
         self._cache_left = config.cache_mb * 2**20
@@ -103,6 +106,8 @@ class ImageDataset(Dataset):
                 samples.append(self._item(number if self.draw is None else self.draw(number, epoch)))
         batch = self.collate(samples)
         batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
+        if self.ends and not self.needs_epoch:
+            batch["source"] = [bisect.bisect_right(self.ends, number) for number, _ in pairs]
         return batch
 
     def _item(self, number: int) -> Any:
@@ -197,51 +202,6 @@ class ImageDataset(Dataset):
                 image = image.copy()
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.map_statistics(image, path)
-
-
-class ModalityDraw:
-    """Draws the samples of an epoch so that every epoch has the same share of each modality.
-
-    A function of (seed, epoch, position) alone, like augmentation. Within a modality no sample repeats before all have
-    been drawn.
-
-    Args:
-        groups: the modality of each sample.
-        weights: share of each modality; shares are relative to those of the modalities that occur.
-        seed: of the order.
-
-    Raises:
-        DataError: a modality that occurs has no weight.
-    """
-
-    def __init__(self, groups: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
-        names = sorted(set(groups))
-        missing = [name for name in names if not weights.get(name)]
-        if missing:
-            raise DataError(
-                f"data.modality_weights has no share for {', '.join(missing)}, of which there are training images; "
-                "give it one, or leave it out with data.modality or data.datasets"
-            )
-        modalities = np.asarray(groups)
-        self._members = [np.flatnonzero(modalities == name) for name in names]
-        total = sum(weights[name] for name in names)
-        ends = np.rint(np.cumsum([weights[name] for name in names]) / total * len(groups)).astype(int)
-        self._ends = ends.tolist()
-        self._seed = seed
-        self.shares = {name: weights[name] / total for name in names}
-
-    def __call__(self, position: int, epoch: int) -> int:
-        """The number of the sample at a position of an epoch."""
-        group = int(np.searchsorted(self._ends, position, side="right"))
-        begin = self._ends[group - 1] if group else 0
-        members = self._members[group]
-        cycle, offset = divmod(epoch * (self._ends[group] - begin) + position - begin, len(members))
-        return int(members[_order(self._seed, group, cycle, len(members))[offset]])
-
-
-@functools.lru_cache(maxsize=16)
-def _order(seed: int, group: int, cycle: int, count: int) -> np.ndarray:
-    return np.random.default_rng((seed, group, cycle)).permutation(count)
 
 
 def _stack_padded(arrays: Sequence[np.ndarray | None], blank: tuple[int, ...], fill: int = 0) -> torch.Tensor:

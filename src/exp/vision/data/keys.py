@@ -45,14 +45,13 @@ class ImageDataConfig:
     datasets: Optional[List[str]] = None
     """MMRS-1M: names of its data sets; null: all that are there."""
     modality: Optional[str] = None
-    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: all."""
-    modalities: Optional[Dict[str, str]] = field(default_factory=dict)
-    """MMRS-1M: data set -> ``optical``, ``sar`` or ``infrared``; that of other sets follows from their names."""
-    modality_weights: Optional[Dict[str, float]] = field(default_factory=dict)
-    """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in each training epoch; empty: in proportion to
-    their numbers."""
+    """Name of the modality of the images, such as ``sar``, by which ``modality_statistics`` has their statistics."""
     modality_statistics: Optional[Dict[str, Any]] = field(default_factory=dict)
-    """MMRS-1M: modality -> {mean: [...], std: [...]}, 0..255, for modalities with other statistics than the model's."""
+    """modality -> {mean: [...], std: [...]}, 0..255, for modalities with other statistics than the model's."""
+    sources: List[Any] = field(default_factory=list)
+    """Several sources instead of one, each a dictionary of the keys of ``data`` that it sets otherwise (``name``,
+    ``root``, ``layout``, ``bands``, ``value_range``, ``modality``, ``label_map``, ...), with two of its own:
+    ``weight``, its share of each training epoch, and ``class_map``, its class -> one of the data (null: ignored)."""
     value_range: Any = None
     """[low, high] that become 0 and 255 if values are not 8-bit: numbers for all bands, or a list for each band; null:
     only 8-bit files are allowed."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import hashlib
 import os
 from collections import defaultdict
@@ -14,12 +15,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from exp.config.resolve import resolve
 from exp.data.fingerprint import folder_listing, sample_folder, shortened
-from exp.errors import DataError
+from exp.errors import DataError, nearest
 
 __all__ = ["ClassFolders", "ImageFolders", "Layout", "LoveDA", "MaskFolders", "SampleIndex", "image_files",
-           "split_by_hash"]  # fmt: skip
+           "source_configs", "split_by_hash"]  # fmt: skip
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
@@ -31,6 +35,10 @@ _UNREAD = (
 )  # fmt: skip  # of images and archives
 _ARCHIVE = "__MACOSX"  # a folder in archives made on a Mac, without images
 _FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+_SOURCE_KEYS = {
+    *("name", "root", "sample_data", "layout", "datasets", "bands", "value_range", "modality", "split_ratio", "splits"),
+    *("classes", "images", "masks", "palette", "ignore_colors", "label_map", "ignore_values"),
+}
 _LOOSE = "images in no folder"
 
 Sample = Tuple[str, Any]  # path of an image, and its class number or the path of its mask
@@ -222,6 +230,42 @@ def layout_error(what: str, expected: str, root: Path) -> DataError:
     """The error for a root without the expected layout: problem, expected layout, and content of the folder."""
     read = f"files that are read: {' '.join(SUFFIXES)}"
     return DataError(what, details=[f"expected: {expected}", read, folder_listing(root)], key="data.root", file=root)
+
+
+def source_configs(config: Any) -> list[tuple[str, dict[str, Any], Any]]:
+    """The sources in the keys of ``data``: name, own keys, and the keys of ``data`` with them.
+
+    Without ``data.sources`` there is one, without keys of its own.
+
+    Raises:
+        DataError: a source has a key that no source has, or the name of another, or only some have a ``weight``.
+    """
+    if not config.sources:
+        return [(config.name, {}, config)]
+    base: Any = OmegaConf.to_object(config) if OmegaConf.is_config(config) else config
+    sources: dict[str, tuple[str, dict[str, Any], Any]] = {}
+    for number, entry in enumerate(base.sources):
+        keys = dict(entry)
+        for wrong in keys.keys() - _SOURCE_KEYS - {"weight", "class_map"}:
+            raise DataError(f"data.sources[{number}].{wrong} is no key of a source{nearest(wrong, _SOURCE_KEYS)}")
+        own = {key: value for key, value in keys.items() if key in _SOURCE_KEYS}
+        try:
+            typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(type(base)), own))
+        except OmegaConfBaseException as error:
+            reason = str(error.msg).splitlines()[0]
+            raise DataError(f"data.sources[{number}].{error.full_key}: {reason}") from error
+        own = {key: typed[key] for key in own}
+        name = str(own.get("name") or Path(str(own.get("root") or own.get("sample_data") or f"source{number}")).name)
+        if name in sources or not isinstance(keys.get("weight", 1.0), (int, float)) or keys.get("weight", 1.0) <= 0:
+            raise DataError(f"data.sources[{number}]: {name} needs a name of its own, and a weight above 0, if any")
+        if "root" in own or "sample_data" in own:
+            own = {"root": None, "sample_data": None, **own}
+        if not hasattr(base, "palette") and "classes" not in own:
+            own["classes"] = None  # the names of its files
+        sources[name] = (name, keys, dataclasses.replace(base, **own, sources=[]))
+    if len({"weight" in keys for _, keys, _ in sources.values()}) > 1:
+        raise DataError("data.sources: only some have a weight", "give all of them one, or none")
+    return list(sources.values())
 
 
 def encode_labels(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:

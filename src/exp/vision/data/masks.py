@@ -170,16 +170,17 @@ class ColorMasks:
         unknown: number of ignored pixels of unknown colors in the masks that were read.
 
     Args:
-        colors: ``RRGGBB`` of each class.
+        colors: ``RRGGBB`` of each class, or by class number.
         ignored: colors of ignored pixels.
     """
 
-    def __init__(self, colors: Sequence[str], ignored: Sequence[str] = ()) -> None:
-        self.colors = list(colors)
+    def __init__(self, colors: Sequence[str] | Mapping[int, str], ignored: Sequence[str] = ()) -> None:
+        numbers = colors if isinstance(colors, Mapping) else dict(enumerate(colors))
+        self.colors = list(numbers.values())
         self.unknown = 0
         # A table of all colors: one lookup for any number of classes.
         self.table = np.full(2**24, _UNKNOWN_LABEL, np.uint8)
-        for number, color in enumerate(colors):
+        for number, color in numbers.items():
             self.table[int(color, 16)] = number
         for color in ignored:
             self.table[int(color, 16)] = IGNORED

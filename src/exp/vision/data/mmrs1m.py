@@ -9,48 +9,16 @@ Any of the data sets may be missing.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
-from exp.errors import DataError, nearest
+from exp.errors import DataError
 from exp.vision.data import layouts
 from exp.vision.data.layouts import Layout, SampleIndex, Splits
 
-__all__ = ["MMRS1M", "MMRS1MMasks", "modality_of_dataset", "modality_of_path"]
-
-_SAR = ("hrsid", "sarv2", "ssdd")
-_MODALITIES = ("optical", "sar", "infrared")
-
-
-def modality_of_dataset(name: str, declared: Mapping[str, str] | None = None) -> str:
-    """The modality of a data set: ``sar``, ``infrared`` or ``optical``.
-
-    Args:
-        name: of the data set.
-        declared: ``data.modalities``; a set that it lacks is judged by its name.
-    """
-    for dataset, modality in (declared or {}).items():
-        if _dataset_key(dataset) == _dataset_key(name):
-            return modality
-    if _dataset_key(name) in _SAR or re.search(r"(?<![A-Z])SAR(?![A-Z])", name):
-        return "sar"
-    if "infrared" in name.lower() or _dataset_key(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
-        return "infrared"
-    return "optical"
-
-
-def modality_of_path(path: str | os.PathLike[str], declared: Mapping[str, str] | None = None) -> str:
-    """The modality of an image file, by its data set: the folder in ``classification``, ``segmentation`` or
-    ``detection``; ``declared`` as in :func:`modality_of_dataset`.
-    """
-    pieces = Path(path).parts
-    for number, piece in enumerate(pieces[:-1]):
-        if piece in ("classification", "segmentation", "detection"):
-            return modality_of_dataset(pieces[number + 1], declared)
-    return "optical"
+__all__ = ["MMRS1M", "MMRS1MMasks"]
 
 
 class MMRS1M(Layout):
@@ -59,7 +27,7 @@ class MMRS1M(Layout):
     Categories that differ only in case, spaces and punctuation are one class; a single data set keeps its own names. If
     a data set has no validation split, a tenth of each class of its training split is used.
 
-    Keys: ``data.datasets`` and ``data.modality`` (null: all that are there), ``data.split_ratio``, ``data.classes``.
+    Keys: ``data.datasets`` (null: all that are there), ``data.split_ratio``, ``data.classes``.
     """
 
     kind = "classification"
@@ -87,7 +55,7 @@ class MMRS1M(Layout):
                 splits[split] += samples
         labels = {label for samples in splits.values() for _, label in samples}
         classes = list(self.config.classes or sorted(_merge_spellings(labels, keep_spelling=len(folders) == 1)))
-        return self._add_modalities(SampleIndex(classes, layouts.encode_labels(splits, classes, _key), notes), folders)
+        return SampleIndex(classes, layouts.encode_labels(splits, classes, _key), notes)
 
     def _selected_folders(self, root: Path) -> list[Path]:
         """Folders of the data sets that the keys choose, sorted.
@@ -95,44 +63,18 @@ class MMRS1M(Layout):
         Raises:
             DataError: one of ``data.datasets`` is missing, or there are none; the message lists those that exist.
         """
-        names, modality = self.config.datasets, self.config.modality
-        parent = root / self.kind
+        names, parent = self.config.datasets, root / self.kind
         if not parent.is_dir():
             raise layouts.layout_error(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
         folders = {_dataset_key(folder.name): folder for folder in self._dataset_folders(parent)}
         selected = sorted(folders if names is None else {_dataset_key(name) for name in names})
-        declared = self.config.modalities or {}
-        for name, value in declared.items():
-            if value not in _MODALITIES or _dataset_key(name) not in folders:
-                raise DataError(
-                    f"data.modalities={{{name}: {value}}} must give a folder in {parent} one of the modalities "
-                    f"{', '.join(_MODALITIES)}{nearest(name, [folder.name for folder in folders.values()])}"
-                )
-        matching = {key for key, folder in folders.items()
-                    if folder == parent or modality in (None, modality_of_dataset(folder.name, declared))}  # fmt: skip
-        if not matching.intersection(selected) or (names is not None and not matching.issuperset(selected)):
-            kinds = [f"{folder.name} ({modality_of_dataset(folder.name, declared)})" for folder in folders.values()]
-            available = ", ".join(kinds) or "none"
-            raise DataError(
-                f"data.datasets={names}, data.modality={modality}: {parent} lacks some; available: {available}"
-            )
-        return [folders[key] for key in selected if key in matching]
+        if not selected or not set(selected) <= folders.keys():
+            available = ", ".join(folder.name for folder in folders.values()) or "none"
+            raise DataError(f"data.datasets={names}: {parent} lacks some; available: {available}")
+        return [folders[key] for key in selected]
 
     def _dataset_folders(self, parent: Path) -> list[Path]:
         return layouts.subfolders(parent)
-
-    def _add_modalities(self, index: SampleIndex, folders: list[Path]) -> SampleIndex:
-        """Add the modalities to a listing if they have an effect; those that follow from a name are reported."""
-        config = self.config
-        if not (config.modality_statistics or config.modality_weights or config.modality):
-            return index
-        modalities = {folder.name: modality_of_dataset(folder.name, config.modalities) for folder in folders}
-        index.notes["modalities"] = modalities
-        guessed = [name for name in modalities if _dataset_key(name) not in map(_dataset_key, config.modalities or ())]
-        if guessed:
-            kinds = ", ".join(f"{name} {modalities[name]}" for name in guessed)
-            index.warnings.append(f"note: modalities by the names of the data sets: {kinds}; others: data.modalities")
-        return index
 
 
 class MMRS1MMasks(MMRS1M):
@@ -163,8 +105,7 @@ class MMRS1MMasks(MMRS1M):
             complete = layouts.add_missing_splits(labeled, self.config.split_ratio, root, by_class=False)
             for split, samples in complete.items():
                 splits[split] += samples
-        index = SampleIndex([], dict(splits), {"datasets": [folder.name for folder in folders]})
-        return self._add_modalities(index, folders)
+        return SampleIndex([], dict(splits), {"datasets": [folder.name for folder in folders]})
 
     def _dataset_folders(self, parent: Path) -> list[Path]:
         is_single = (parent / self.config.images).is_dir() or "" not in layouts.split_folders(parent)

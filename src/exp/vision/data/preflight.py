@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from exp.errors import DataError
-from exp.vision.data.layouts import SPLITS, build_layout, data_root
+from exp.vision.data.layouts import SPLITS, build_layout, data_root, source_configs
 
 __all__ = ["preflight"]
 
@@ -23,15 +23,20 @@ def preflight(config: Any) -> None:
     Raises:
         DataError: something is wrong; the message has what was expected and what was found.
     """
+    for name, _, own in source_configs(config):
+        _check(name, own)
+
+
+def _check(name: str, config: Any) -> None:
     layout, shares = build_layout(config), list(config.split_ratio)
     if len(shares) != 3 or min(shares) < 0 or min(shares[:2]) == 0 or abs(sum(shares) - 1.0) > 1e-6:
         raise DataError(
             f"data.split_ratio={shares} must be three shares that add up to 1, of train, val and test; only the last "
             "may be 0"
         )
-    if "palette" in config:
+    if hasattr(config, "palette"):
         _check_masks(config, layout.defines_classes)
-    layout.check(data_root(config.root, config.sample_data, config.name))
+    layout.check(data_root(config.root, config.sample_data, name))
 
 
 def _check_masks(config: Any, layout_knows: bool) -> None:

@@ -122,7 +122,12 @@ class Normalization:
             reader.num_file_bands, self.names = selection.num_bands, selection.names
         self.scaled = raw.pixels.dtype != np.uint8
 
-    def measure(self, percentiles: Sequence[float] = (), distributed: Distributed | None = None) -> dict[str, Any]:
+    def measure(
+        self,
+        percentiles: Sequence[float] = (),
+        distributed: Distributed | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
         """Measure all training images. Every rank must call this; each reads a share of the images.
 
         Values are in the units of the files; if files are not 8-bit, they are clipped to ``data.value_range``.
@@ -130,6 +135,7 @@ class Normalization:
         Args:
             percentiles: from 0 to 100, of values that are not clipped; empty: none.
             distributed: the ranks; None: there is one.
+            paths: of the images; None: all training images.
 
         Returns:
             Plain values, for each name a list over bands.
@@ -138,10 +144,11 @@ class Normalization:
             DataError: an image cannot be used, or a band has no data.
         """
         distributed, reader = distributed or Distributed(), self.reader
+        paths = self.paths if paths is None else paths
         limits: Any = [None] * reader.channels
         if self.scaled and reader.value_range is not None:
             limits = np.transpose([per_band(limit, reader.channels) or [] for limit in reader.value_range])
-        moments = np.zeros((len(self.paths), 6, reader.channels))
+        moments = np.zeros((len(paths), 6, reader.channels))
         histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
         errors: list[DataError] = []
         histogram_lock = Lock()
@@ -150,7 +157,7 @@ class Normalization:
             try:
                 if errors:
                     return  # the others would be read in vain
-                values, invalid, _ = reader.select_channels(read_raw(self.paths[number]), self.paths[number])
+                values, invalid, _ = reader.select_channels(read_raw(paths[number]), paths[number])
             except DataError as error:
                 if self.config.on_error != "skip":
                     errors.append(error)
@@ -164,7 +171,7 @@ class Normalization:
                     _count(band.ravel(), histogram)
 
         with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
-            list(pool.map(measure_image, range(distributed.rank, len(self.paths), distributed.world_size)))
+            list(pool.map(measure_image, range(distributed.rank, len(paths), distributed.world_size)))
         # Errors are gathered, too: if one rank raised alone, the others would wait for its share forever.
         for wrong in distributed.gather(errors):
             for error in wrong:
@@ -307,15 +314,59 @@ def write_statistics(session: Session) -> dict[str, Any]:
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
     data.normalization.inspect_bands()
     session.start_run()
-    table = data.normalization.measure(list(config.task.percentiles), session.distributed)
+    percentiles = list(config.task.percentiles)
+    table = data.normalization.measure(percentiles, session.distributed)
+    sources = {source.name: source.index.splits["train"] for source in data.sources}
+    if len(sources) > 1:
+        table["sources"] = {
+            name: data.normalization.measure(percentiles, session.distributed, [path for path, _ in samples])
+            for name, samples in sources.items()
+        }
+    if data.learns_classes:
+        table["labels"] = count_labels(data, sources, session.distributed)
     if session.distributed.is_main:
         write_json(session.folder.path / STATISTICS, table)
-    for line in lines_of(table):
-        session.print(line)
+    for name, part in {"": table, **table.get("sources", {})}.items():
+        for line in lines_of(part):
+            session.print(f"{name}: {line}" if name else line)
+    for name, counts in table.get("labels", {}).items():
+        total = max(sum(counts.values()), 1)
+        shares = ", ".join(f"{cls} {count} ({count / total:.2%})" for cls, count in counts.items())
+        session.print(f"{name}: {'pixels' if data.per_pixel else 'images'} of each class: {shares}")
     means = {f"mean_{name}": value for name, value in zip(table["bands"], table["mean"])}
     return make_result(
         session, {"images": table["images"], **means}, None, files=[STATISTICS], measured_on="train", published=None
     )
+
+
+def count_labels(
+    data: Any, sources: Mapping[str, Sequence[Any]], distributed: Distributed
+) -> dict[str, dict[str, int]]:
+    """The number of training pixels (of scenes: images) of each class, by source; ignored ones are left out.
+
+    Args:
+        data: an :class:`exp.vision.data.base.ImageData`.
+        sources: samples by source.
+        distributed: the ranks, which each read a share of the masks.
+
+    Raises:
+        DataError: a mask cannot be read.
+    """
+    counts = np.zeros((len(sources), len(data.classes)), np.int64)
+    errors = []
+    for row, samples in zip(counts, sources.values()):
+        for _, label in samples[distributed.rank :: distributed.world_size]:
+            try:
+                labels = data.train.masks.read(label).ravel() if data.per_pixel else np.array([label])
+            except DataError as error:
+                errors += [error] * (data.normalization.config.on_error != "skip")
+                continue
+            row += np.bincount(labels[(labels >= 0) & (labels < len(row))], minlength=len(row))
+    for wrong in distributed.gather(errors):
+        for first in wrong:
+            raise first
+    totals = distributed.sum(torch.from_numpy(counts)).tolist()
+    return {name: dict(zip(data.classes, row)) for name, row in zip(sources, totals)}
 
 
 def lines_of(table: Mapping[str, Any]) -> list[str]:
