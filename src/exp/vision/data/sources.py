@@ -37,6 +37,7 @@ class Source:
         root: its folder.
         index: its samples; labels are numbers of its own classes until :func:`join_splits`.
         read: reads its images.
+        class_map: its class -> a class of the data; None: ignored.
         masks: reads its masks; None: samples have class numbers.
     """
 
@@ -46,6 +47,7 @@ class Source:
     root: Path
     index: SampleIndex
     read: ImageReader
+    class_map: Mapping[str, str | None]
     masks: Any = None
 
     @property
@@ -81,7 +83,7 @@ class Source:
         Raises:
             DataError: a name is no class of the data, and ``class_map`` does not have it.
         """
-        mapped = [self.keys.get("class_map", {}).get(name, name) for name in names]
+        mapped = [self.class_map.get(name, name) for name in names]
         unknown = [name for name in mapped if name is not None and name not in classes]
         if unknown:
             raise DataError(
@@ -100,7 +102,8 @@ def find_sources(config: Any) -> list[Source]:
     sources = []
     for name, keys, own in source_configs(config):
         root = data_root(own.root, own.sample_data, name)
-        sources.append(Source(name, keys, own, root, build_layout(own).find(root), ImageReader(own)))
+        class_map = dict(keys.get("class_map") or {})
+        sources.append(Source(name, keys, own, root, build_layout(own).find(root), ImageReader(own), class_map))
     return sources
 
 
@@ -108,7 +111,7 @@ def join_classes(sources: Sequence[Source], given: Sequence[str]) -> list[str]:
     """The classes of the data: those in the configuration, or all that the sources have, sorted."""
     if given or len(sources) == 1:
         return list(given or sources[0].index.classes)
-    names = [source.keys.get("class_map", {}).get(name, name) for source in sources for name in source.own_classes]
+    names = [source.class_map.get(name, name) for source in sources for name in source.own_classes]
     return sorted({name for name in names if name is not None})
 
 
