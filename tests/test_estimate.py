@@ -11,8 +11,8 @@ from torch import nn
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
 from exp.errors import ConfigError
-from exp.estimate.batch_size import suggest_batch
 from exp.estimate.tracer import Tracer
+from exp.estimate.training import suggest_batch
 from exp.hardware.compat import recompute_in_backward, supports_estimates
 from exp.models.base import Model
 from exp.tasks.train import Train

@@ -12,7 +12,7 @@ import torch
 from exp.backends._monitor import reading
 from exp.backends.cpu import CpuBackend
 
-from exp.checks.rank_checks import CHECKS
+from exp.checks.doctor import CHECKS
 from exp.hardware.backend import Capabilities
 from exp.hardware.compat import dispatch_mode
 from tests.simulators import needs_card

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from exp.data.base import Data
-from exp.estimate import rate as rate_module
-from exp.estimate.rate import LEAST_SECONDS, training_rate
+from exp.estimate import training as rate_module
+from exp.estimate.training import LEAST_SECONDS, training_rate
 from exp.hardware.compat import supports_estimates
 from exp.models.base import Model
 

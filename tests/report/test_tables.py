@@ -10,9 +10,8 @@ import statistics
 from rich.console import Console
 
 from exp.report.formats import as_latex, as_markdown, as_rich
-from exp.report.groups import Mean, rankings
 from exp.report.runs import find_runs
-from exp.report.tables import results_tables, write_rows
+from exp.report.tables import Mean, rankings, results_tables, write_rows
 
 
 def names(runs, over_seeds=True):

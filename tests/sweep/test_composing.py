@@ -22,9 +22,8 @@ from exp.launcher.freeze import compose_run, validate_run
 from exp.launcher.outcome import Outcome
 from exp.runs.folder import RunFolder
 from exp.sweep.composing import Composer
-from exp.sweep.jobs import Job
 from exp.sweep.scheduler import _LocalScheduler
-from exp.sweep.sweep import Sweep
+from exp.sweep.sweep import Job, Sweep
 from exp.task import Task
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.

@@ -143,16 +143,19 @@ class Journal:
         return finished, unfinished
 
 
-def crash_reason(unfinished: Mapping[str, Any], message: str | None, now: float) -> str | None:
+def crash_reason(
+    unfinished: Mapping[str, Any], message: str | None, now: float, limit_s: float | None = None
+) -> str | None:
     """Why a process ended during an unfinished step; None: unknown.
 
     Args:
         unfinished: line of the unfinished step, from :meth:`Journal.read`.
         message: headline of the rank's failure; None: there is none.
         now: time at which the job had ended, in seconds since the epoch.
+        limit_s: after this time a step counts as hung; None: after its time limit in the journal.
     """
-    hung = now - unfinished["since"] >= unfinished["limit_s"]
-    return f"hung: no end within {unfinished['limit_s']:g} s" if hung else message
+    limit_s = limit_s or float(unfinished["limit_s"])
+    return f"hung: no end within {limit_s:g} s" if now - unfinished["since"] >= limit_s else message
 
 
 def report_result(

@@ -22,7 +22,6 @@ from exp.worker.processes import JOB_VARIABLE, die_with_parent, kill_job, start_
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ChildEnd", "config_dir_args", "overrides_without", "run_exp"]
 
 _POLL_S = 0.1
 _GRACE_S = 15.0  # the child's launcher waits some seconds for its own workers

@@ -32,7 +32,6 @@ from exp.engine.wrapper import unwrapped
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["TraceHook", "exact_values", "measure_collectives", "measure_speed", "train_traced", "train_with"]
 
 _MAX_VALUES = 2**20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

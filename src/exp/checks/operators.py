@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.session import Session
 
-__all__ = ["OperatorCheck", "StepReplay", "check_operators", "difference", "find_guilty", "minimize"]
 
 _MAX_SIGNATURES = 8
 """Number of signatures (shapes, dtypes, devices) per operator that are compared; calls with others just run."""
@@ -182,10 +181,10 @@ class OperatorCheck(Hook):
         on_device, on_cpu = _requested(result, args), _requested(expected, args)
         if _is_mutable(func):
             on_device, on_cpu = (result, args, kwargs), (expected, *reference)
-        found = difference(on_device, on_cpu, _FLOOR * scale)
-        if operator_status(found, self.precision) in ("wrong", "off"):
+        values = difference(on_device, on_cpu, _FLOOR * scale)
+        if operator_status(values, self.precision) in ("wrong", "off"):
             self.suspects[name] = None
-        record(left=fallbacks, **found)
+        record(left=fallbacks, **values)
         return result
 
     def _on_device(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:

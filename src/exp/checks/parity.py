@@ -28,7 +28,6 @@ from exp.runs.folder import RunFolder
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["Difference", "compare", "compare_backends", "max_abs", "max_difference", "read_losses"]
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 _MAX_TOLERANCE = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found

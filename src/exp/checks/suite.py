@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
 
-__all__ = ["machine_of", "qualify"]
 
 _SHORT = ("plots=false", "logger=none", "debug.eval_batches=1", "max_epochs=null")
 _MAY_CHANGE = ("task", "output_dir", "overwrite", "resume")
@@ -47,7 +46,7 @@ _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _JOB_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Prefixes of environment variables that differ from job to job."""
 _LATER = "the same command continues with it"
-_STATUSES = (SKIPPED, OK, WARNING, FAILED)  # the last one of them that a check has is the verdict
+_BEST_FIRST = (SKIPPED, OK, WARNING, FAILED)  # the last one of them that a check has is the verdict
 _MAX_TRIES = 4
 """How often one check is started; after a crash it skips the operators or collectives that crashed."""
 _LOG = "look at output.log and logs/ in the check's folder"
@@ -76,31 +75,30 @@ def plan(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> dict[
     small_form = {name: examples.get(name, ()) for name in config.task.experiments or examples}
     speed_form = small_form if not_real_cards else dict.fromkeys(small_form, ())
     precisions, nproc = backend.capabilities.precisions, config.nproc
-    rows: dict[str, list[str]] = {}
+    checks: dict[str, list[str]] = {}
 
     def add(kind: str, suffix: object, steps: int, *extra: str, cards: int = 1, precision: str = "fp32") -> None:
-        """Add a row for each experiment, which trains ``steps`` steps."""
+        """Add a check for each experiment, which trains ``steps`` steps."""
         batch = [f"batch_size={_BATCH_SIZES[kind]}", "global_batch_size=null"]
+        last = [f"max_steps={steps}", f"precision={precision}", f"nproc={cards}"]
         for name, small in (speed_form if kind == "speed" else small_form).items():
-            rows[f"{kind}-{name}-{suffix}"] = [
-                f"task={kind}", f"experiment={name}", *_SHORT, *small, *batch, *extra, *common, f"max_steps={steps}",
-                f"precision={precision}", f"nproc={cards}",
-            ]  # fmt: skip
+            first = [f"task={kind}", f"experiment={name}", *_SHORT, *small, *batch]
+            checks[f"{kind}-{name}-{suffix}"] = [*first, *extra, *common, *last]
 
     # Overrides may name keys that only the experiment has.
     first = [f"experiment={name}" for name in small_form][:1]
-    rows["doctor"] = ["task=doctor", *first, *common, f"nproc={nproc}"]
+    checks["doctor"] = ["task=doctor", *first, *common, f"nproc={nproc}"]
     add("operators", precisions[0], 1, precision=precisions[0])
     if nproc > 1:
         sizes = ["task.sizes_kib=[4,64,1024]"] * not_real_cards
-        rows["collectives"] = ["task=collectives", "launcher.timeout_s=60", *first, *sizes, *common, f"nproc={nproc}"]
+        checks["collectives"] = ["task=collectives", "launcher.timeout_s=60", *first, *sizes, *common, f"nproc={nproc}"]
     for number in dict.fromkeys((1, nproc)):
         add("parity", number, 5, "task.steps=5", cards=number)
     for precision in precisions[1:]:
         add("operators", precision, 1, precision=precision)
     for number in [*(2**power for power in range(20) if 2**power < nproc), nproc]:
         add("speed", number, config.task.steps, "val_every=10000000", cards=number)
-    return rows
+    return checks
 
 
 def qualify(config: ExpConfig, overrides: list[str]) -> int:
@@ -122,26 +120,24 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
     create_task(task_class(config), to_plain(config.task)).check(config)
     backend = create_backend(config.backend)
     check_hardware(config, backend)
-    rows = plan(config, overrides, backend)
+    planned = plan(config, overrides, backend)
     for pattern in config.task.checks or ():
-        if not fnmatch.filter(rows, pattern):
-            raise ConfigError(f"task.checks: {pattern} matches no check; the checks are {', '.join(rows)}")
-    folder = RunFolder(
-        config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
-    )
+        if not fnmatch.filter(planned, pattern):
+            raise ConfigError(f"task.checks: {pattern} matches no check; the checks are {', '.join(planned)}")
+    own = config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
+    folder, machine = RunFolder(own), machine_of(backend, config.nproc, overrides)
     folder.create()
-    lock, machine = RunLock(folder.path), machine_of(backend, config.nproc, overrides)
+    lock = RunLock(folder.path)
     lock.acquire()
     try:
-        record = None if config.overwrite else read_json(folder.path / "qualify.json")
-        recorded = machine if record is None else record["machine"]
+        record = (None if config.overwrite else read_json(folder.path / "qualify.json")) or {}
+        recorded = record.get("machine", machine)
         differing = [name for name in {**recorded, **machine} if recorded.get(name) != machine.get(name)]
         if differing:
             texts = (f"{name}={recorded.get(name)}, and this one has {machine.get(name)}" for name in differing)
             advice = "set another output_dir, or overwrite=true to start from the beginning"
-            raise ConfigError(f"{folder.path} holds a suite of {', '.join(texts)}; {advice}")
-        earlier = {} if record is None else record["checks"]
-        return _Suite(config.task, rows, backend, folder.path, machine, earlier).run()
+            raise ConfigError(f"{folder.path} holds a suite of {', '.join(texts)}", advice, file=folder.path)
+        return _Suite(config.task, planned, backend, folder.path, machine, record.get("checks", {})).run()
     finally:
         lock.release()
 
@@ -169,7 +165,7 @@ class _Suite:
         backend: the backend under test.
         folder: folder of the suite.
         machine: facts from :func:`machine_of`.
-        rows: for each check, by its name, the fields of its result and its ``command``, as in ``qualify.json``.
+        results: for each check, by its name, the fields of its result and its ``command``, as in ``qualify.json``.
         interrupted: how a check ended for which this process received a signal; None: no signal.
     """
 
@@ -178,37 +174,37 @@ class _Suite:
     backend: Backend
     folder: Path
     machine: Mapping[str, str]
-    rows: dict[str, dict[str, Any]]
+    results: dict[str, dict[str, Any]]
     interrupted: ChildEnd | None = None
 
     def run(self) -> int:
         """Run the remaining checks; returns the exit code."""
         task, terminal = self.task, console.make_console()
-        remaining = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED]
+        remaining = [name for name in self.plan if self.results.get(name, {}).get("status", SKIPPED) == SKIPPED]
+        simulated = ", SIMULATED" * self.backend.simulate
         terminal.print(
-            f"qualify: {len(self.plan)} checks on {self.machine['nproc']} x {self.backend.name}"
-            f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(remaining)} are done already; time budget "
-            f"{task.budget_minutes:g} minutes\nfolder: {console.display_path(self.folder)}",
-            soft_wrap=True,
-        )
+            f"qualify: {len(self.plan)} checks on {self.machine['nproc']} x {self.backend.name}{simulated}; "
+            f"{len(self.plan) - len(remaining)} are done already; time budget {task.budget_minutes:g} minutes\n"
+            f"folder: {console.display_path(self.folder)}", soft_wrap=True
+        )  # fmt: skip
         deadline = time.monotonic() + task.budget_minutes * 60
         for name in remaining:
-            started, duration = time.monotonic(), ""
+            started = time.monotonic()
             if task.checks is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in task.checks):
-                answer = skip("left out by task.checks")
+                check = skip("left out by task.checks")
             elif self.interrupted is not None:
-                answer = skip("the suite was interrupted", _LATER)
+                check = skip("the suite was interrupted", _LATER)
             elif started > deadline:
-                answer = skip("the time budget was used up", _LATER)
+                check = skip("the time budget was used up", _LATER)
             else:
                 self._store(name, skip("started, but not finished", _LATER))
-                answer = self._run_check(name)
-                answer.seconds = round(time.monotonic() - started)
-                duration = f", {answer.seconds:g} s"
-            self._store(name, answer)
-            print_result(CheckResult(answer.status, f"{name}{duration}: {answer.finding}"))
-        statuses = [self.rows[name]["status"] for name in self.plan]
-        unfinished = any(self.rows[name]["advice"] == _LATER for name in self.plan)
+                check = self._run_check(name)
+                check.seconds = round(time.monotonic() - started)
+            self._store(name, check)
+            duration = "" if check.seconds is None else f", {check.seconds:g} s"
+            print_result(CheckResult(check.status, f"{name}{duration}: {check.finding}"))
+        statuses = [self.results[name]["status"] for name in self.plan]
+        unfinished = any(self.results[name]["advice"] == _LATER for name in self.plan)
         later = "\nthe same command continues with the skipped checks" if unfinished else ""
         page = console.display_path(self.folder / "qualify.md")
         terminal.print(f"{count_words(statuses)}; the page: {page}{later}", soft_wrap=True)
@@ -238,47 +234,46 @@ class _Suite:
             return fail(f"{kind}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.check_minutes")
         return fail(f"{kind}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
-    def _with_efficiency(self, name: str, answer: CheckResult) -> CheckResult:
+    def _with_efficiency(self, name: str, check: CheckResult) -> CheckResult:
         """The result of a check; that of a speed on several cards with the efficiency of scaling."""
         prefix, _, number = name.rpartition("-")
-        one_card_rate = self.rows.get(f"{prefix}-1", {}).get("values", {}).get("samples_per_second")
+        one_card_rate = self.results.get(f"{prefix}-1", {}).get("values", {}).get("samples_per_second")
         if one_card_rate and number != "1":
-            rate = answer.values.get("samples_per_second", 0)
-            efficiency = answer.values["efficiency"] = rate / one_card_rate / int(number)
-            answer.finding += f", {efficiency:.0%} of {number} times one card"
-            if (
-                efficiency < _MIN_EFFICIENCY
-                and not self.backend.capabilities.shared_device
-                and not self.backend.simulate
-            ):
-                answer.status = WARNING
-                answer.advice = "check the bandwidth of the collectives and the speed of loading (data.num_workers)"
-        return answer
+            efficiency = check.values.get("samples_per_second", 0) / one_card_rate / int(number)
+            check.values["efficiency"] = efficiency
+            check.finding += f", {efficiency:.0%} of {number} times one card"
+            real_cards = not self.backend.capabilities.shared_device and not self.backend.simulate
+            if efficiency < _MIN_EFFICIENCY and real_cards:
+                check.status = WARNING
+                check.advice = "check the bandwidth of the collectives and the speed of loading (data.num_workers)"
+        return check
 
-    def _store(self, name: str, answer: CheckResult) -> None:
+    def _store(self, name: str, check: CheckResult) -> None:
         """Store a result, and write ``qualify.json`` and ``qualify.md``, in the order of the plan.
 
-        Rows of an earlier plan stay in ``qualify.json``, but do not count for the verdict.
+        Checks of an earlier plan stay in ``qualify.json``, but do not count for the verdict.
         """
         command = " ".join(["python -m exp", *config_dir_args(), *self.plan[name]])
-        self.rows[name] = {**answer.__dict__, "command": command}
-        rows = {name: self.rows[name] for name in self.plan if name in self.rows}
-        about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine,
-                 "verdict": max((row["status"] for row in rows.values()), key=_STATUSES.index)}  # fmt: skip
-        write_json(self.folder / "qualify.json", {**about, "checks": {**rows, **self.rows}})
-        write_atomically(self.folder / "qualify.md", without_credentials(_page_of(about, rows)).encode())
+        self.results[name] = {**asdict(check), "command": command}
+        results = {name: self.results[name] for name in self.plan if name in self.results}
+        verdict = max((result["status"] for result in results.values()), key=_BEST_FIRST.index)
+        version = f"{__version__}, {git_revision(Path(__file__).parent)}"
+        record = {"exp": version, "machine": self.machine, "verdict": verdict}
+        write_json(self.folder / "qualify.json", {**record, "checks": {**results, **self.results}})
+        write_atomically(self.folder / "qualify.md", without_credentials(_page_of(record, results)).encode())
 
 
-def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
-    """The page: the machine, one line per row, and the tables of the rows, without operators that are equal."""
-    machine = about["machine"]
-    lines = [f"# {machine['nproc']} x {machine['backend']}: {about['verdict']}", ""]
-    lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
-    overview = [{"check": name, "status": row["status"], "s": row["seconds"], "finding": row["finding"],
-              "advice": row["advice"]} for name, row in rows.items()]  # fmt: skip
+def _page_of(record: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """The page: the machine, one line per check, and the tables of the checks, without operators that are equal."""
+    machine = record["machine"]
+    lines = [f"# {machine['nproc']} x {machine['backend']}: {record['verdict']}", ""]
+    lines += [f"- {name}: {value}" for name, value in {"exp": record["exp"], **machine}.items()]
+    columns = {"status": "status", "s": "seconds", "finding": "finding", "advice": "advice"}
+    overview = [{"check": name, **{title: result[key] for title, key in columns.items()}}
+                for name, result in results.items()]  # fmt: skip
     lines += ["", as_markdown([Table.of(overview)])]
-    for name, row in rows.items():
-        table = table_of(row["values"])
+    for name, result in results.items():
+        table = table_of(result["values"])
         lines += [f"## {name}", "", as_markdown([table])] if table is not None else []
     lines.append("Each check's command and all numbers are in qualify.json, its logs in checks/.")
     return "\n".join(lines) + "\n"

@@ -21,10 +21,6 @@ from PIL import Image
 if TYPE_CHECKING:
     from exp.config.schema import FiguresConfig
 
-__all__ = [
-    "Picture", "encode_picture", "label", "literal_text", "new_figure", "render_file", "render_pixels", "resize",
-    "title_and_legend", "training_curves",
-]  # fmt: skip
 
 Picture = Union[Figure, np.ndarray]
 """A matplotlib figure; or pixels, RGB (H, W, 3), uint8."""

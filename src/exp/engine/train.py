@@ -43,9 +43,9 @@ def train(
 
     Args:
         session: the session.
-        throughput: returns the entries of the result about the speed; see :func:`exp.estimate.rate.training_rate`.
+        throughput: returns the entries of the result about the speed; see :func:`exp.estimate.training.training_rate`.
         fitting_batch: returns a batch size that fits into the memory; see
-            :func:`exp.estimate.batch_size.suggest_batch`.
+            :func:`exp.estimate.training.suggest_batch`.
 
     Returns:
         The content of ``result.json``; that of rank 0 is used.

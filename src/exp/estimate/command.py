@@ -9,10 +9,9 @@ from exp.config.resolve import import_plugins
 from exp.console import format_bytes, format_flops
 from exp.data.loader import tensors_of
 from exp.errors import EXIT_OK
-from exp.estimate.batch_size import fitting_batch, largest_batch
 from exp.estimate.memory import KINDS, bytes_of
-from exp.estimate.rate import trace_flops
 from exp.estimate.tracer import Tracer, as_batch
+from exp.estimate.training import trace_flops
 from exp.launcher.execute import print_header
 from exp.launcher.freeze import freeze
 from exp.models.base import parameter_counts
@@ -21,8 +20,6 @@ from exp.runs.record import empty_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-
-__all__ = ["write_estimate"]
 
 
 def write_estimate(composed: ExpConfig, overrides: list[str]) -> int:
@@ -65,8 +62,8 @@ def write_estimate(composed: ExpConfig, overrides: list[str]) -> int:
         "weights_bytes": weights_bytes,
         "card_memory": memory,
         "fits": None if budget is None else peak <= budget,
-        "largest_batch_size": None if budget is None else largest_batch(tracer, budget),
-        "advice": None if budget is None else fitting_batch(tracer, budget),
+        "largest_batch_size": None if budget is None else tracer.largest_batch(budget),
+        "advice": None if budget is None else tracer.fitting_batch(budget),
         "notes": tracer.notes,
     }
     result = {**empty_result(config), "status": "completed", "measured_on": "paper", "estimate": estimate}

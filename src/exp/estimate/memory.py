@@ -13,8 +13,6 @@ from torch import nn
 from exp.data.loader import map_tensors, tensors_of
 from exp.hardware.compat import dispatch_mode
 
-__all__ = ["KINDS", "META", "MetaAllocator", "bytes_of", "round_to_block"]
-
 KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "batch", "activations")
 """Kinds of memory. ``activations`` are all tensors of a pass: those saved for the backward pass, and temporary ones."""
 META = torch.device("meta")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ContextManager, Mapping, NamedTuple
 
@@ -31,7 +32,6 @@ from exp.hardware.compat import TORCH_VERSION, backward_with_modes, supports_est
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
-__all__ = ["Tracer", "as_batch", "backward_only", "largest_sample", "model_on_meta"]
 
 _SAMPLES = 8
 """How many samples of a split, spread evenly over it, :func:`largest_sample` compares: images may differ in size."""
@@ -133,6 +133,37 @@ class Tracer:
             self.notes.append(f"validation is not estimated: {type(error).__name__}: {first_line(error)[:120]}")
             return None
         return allocator.peak
+
+    def largest_batch(self, budget: int) -> int:
+        """The largest batch per device whose training step needs at most ``budget`` bytes; 0: not even one sample fits.
+
+        Memory is almost linear in the batch size: it is extrapolated from the configured batch and one twice as large,
+        and the result is corrected after one trial.
+        """
+        size, at_size = self.config.batch_size, self.peak["total"]
+        per_sample = max(self.train(2 * size)["total"] - at_size, size) / size
+        largest = max(int(size + (budget - at_size) / per_sample), 0)
+        excess = self.train(largest)["total"] - budget if largest else 0
+        return max(largest - math.ceil(excess / per_sample), 0) if excess > 0 else largest
+
+    def fitting_batch(self, budget: int, more_than: int = 0) -> dict[str, int] | None:
+        """The largest batch per device that fits with the same global batch, by accumulating more micro-batches.
+
+        Args:
+            budget: available bytes.
+            more_than: try only more micro-batches than this.
+
+        Returns:
+            ``batch_size``, ``accumulate`` and ``memory`` (bytes); None: not even one sample per micro-batch fits.
+        """
+        config = self.config
+        samples_per_rank = config.global_batch_size // (config.nproc * config.launcher.nnodes)
+        for accumulate in range(more_than + 1, samples_per_rank + 1):
+            if samples_per_rank % accumulate == 0:
+                total = self.train(samples_per_rank // accumulate, accumulate)["total"]
+                if total <= budget:
+                    return {"batch_size": samples_per_rank // accumulate, "accumulate": accumulate, "memory": total}
+        return None
 
     def _allocator(self, wrapper_bytes: Mapping[str, int]) -> MetaAllocator:
         """An allocator with what a card holds before a pass."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-__all__ = ["Table", "as_html", "as_latex", "as_markdown", "as_rich", "count_words", "format_value"]
-
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",

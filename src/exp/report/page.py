@@ -17,16 +17,25 @@ from PIL import Image
 
 from exp.console import format_metric
 from exp.report.formats import as_html, as_latex, as_markdown, count_words, format_value
-from exp.report.groups import column, format_mean, greater_is_better, keys_of, ranked, rankings, short_names
 from exp.report.runs import is_number
-from exp.report.tables import results_tables, run_table, write_rows
+from exp.report.tables import (
+    column,
+    format_mean,
+    greater_is_better,
+    keys_of,
+    ranked,
+    rankings,
+    results_tables,
+    run_table,
+    short_names,
+    write_rows,
+)  # fmt: skip
 from exp.runs.files import to_json, write_atomically
 
 if TYPE_CHECKING:
-    from exp.report.groups import Group
     from exp.report.runs import Run
+    from exp.report.tables import Group
 
-__all__ = ["Chart", "charts_of", "curves_of", "downsample", "settings_of", "thumbnail", "write_report"]
 
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
 _POINTS = 400  # maximum per curve

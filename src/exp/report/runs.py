@@ -17,11 +17,6 @@ from exp.errors import ConfigError
 from exp.runs.files import read_json, read_yaml
 from exp.runs.folder import RunFolder, validation_metric
 
-__all__ = [
-    "COLUMNS", "NUMBERS", "Run", "column_title", "find_runs", "flatten", "is_compared", "is_number", "natural_key",
-    "read_run",
-]  # fmt: skip
-
 NUMBERS = ("steps", "wall_s", "samples_per_second")
 """Keys of ``result.json`` that are columns of a table of runs."""
 COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", "error", *NUMBERS}

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 from exp.config.compose import make_paths_absolute
 from exp.launcher.freeze import compose_run
 
-__all__ = ["Composer"]
-
 # Keys whose value decides on other values, too, for example because it selects a file or a backend.
 _STRUCTURAL_KEYS = ("backend", "experiment", "hydra", "init_from", "output_dir", "record", "task")
 

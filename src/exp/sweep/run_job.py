@@ -19,8 +19,6 @@ from exp.runs.job import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.runs.lock import RunLock
 from exp.worker.processes import die_with_parent
 
-__all__ = ["main"]
-
 
 def main(run_dir: str, parent: str, token: str) -> int:
     """Run a frozen job, and write its outcome for the sweep; return the exit code.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from exp.launcher.base import FrozenRun
     from exp.launcher.outcome import ProgressDisplay
 
-__all__ = ["run_locally"]
 
 _POLL_S = 0.1
 _PATIENCE_S = 8.0  # longer than a job's own launcher waits for its workers to end

@@ -89,10 +89,10 @@ class Env(Task):
         _refuse_several(config, "task=doctor")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """Print the description (:func:`exp.checks.environment.describe`)."""
-        from exp.checks.environment import describe
+        """Print the description (:func:`exp.checks.doctor.describe_machine`)."""
+        from exp.checks.doctor import describe_machine
 
-        describe(config, folder, info, backend)
+        describe_machine(config, folder, info, backend)
 
 
 @named_task

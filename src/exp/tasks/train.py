@@ -28,12 +28,12 @@ class Train(Task):
 
         # The engine gets these two, since exp.estimate is a layer above it; most runs never import it.
         def training_rate(*arguments: Any) -> Any:
-            from exp.estimate.rate import training_rate
+            from exp.estimate.training import training_rate
 
             return training_rate(*arguments)
 
         def fitting_batch(config: ExpConfig, backend: Backend, memory: int | None) -> Any:
-            from exp.estimate.batch_size import suggest_batch
+            from exp.estimate.training import suggest_batch
 
             return suggest_batch(config, backend, memory, Estimate.headroom)
 

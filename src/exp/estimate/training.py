@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and their rate in a training."""
+"""What a training asks for: the rate of its floating-point operations, and a batch that fits into memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 from exp.data.base import Data
 from exp.estimate.memory import META
-from exp.estimate.tracer import as_batch, backward_only, largest_sample, model_on_meta
+from exp.estimate.tracer import Tracer, as_batch, backward_only, largest_sample, model_on_meta
 from exp.hardware.compat import supports_estimates
 from exp.hardware.matmul import matrix_rate
 
 if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
     from exp.session import Session
 
-__all__ = ["LEAST_SECONDS", "trace_flops", "training_rate"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,3 +73,25 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
         logger.info("the rate is not measured: %s: %s", type(error).__name__, error)
         return {}
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}
+
+
+def suggest_batch(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, int] | None:
+    """The batch that fits, after the configured one has run out of memory.
+
+    Args:
+        config: frozen configuration.
+        backend: backend of the configuration.
+        memory: memory of the card in bytes; None: unknown.
+        headroom: share of ``memory`` that is kept free for what is not counted.
+
+    Returns:
+        As :meth:`exp.estimate.tracer.Tracer.fitting_batch`; None: no batch fits, ``memory`` is unknown, or the
+        estimate fails, which is logged.
+    """
+    if memory is None:
+        return None
+    try:
+        return Tracer(config, backend).fitting_batch(int(memory * (1 - headroom)), more_than=config.accumulate)
+    except Exception as error:  # noqa: BLE001 - the run has failed already; the estimate must not hide that error
+        logger.info("no estimate of what fits: %s: %s", type(error).__name__, error)
+        return None
