@@ -176,14 +176,14 @@ def report_result(
     terminal, table = console.make_console(), table_of(check.values)
     if table is not None:  # before anything is written: the failed check may be about a full disk
         terminal.print("\n", as_rich(table), sep="")
-    for each in printed or [check]:
-        print_result(each)
+    for result in printed or [check]:
+        print_result(result)
     terminal.print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
-    result = {**(read_json(folder.result) or empty_result(config)), "status": "completed", **more}
+    content = {**(read_json(folder.result) or empty_result(config)), "status": "completed", **more}
     if check.status == FAILED:
         message = "; ".join(filter(None, [check.finding, check.advice]))
-        result.update(status="failed", error={"rank": None, "type": RunError.__name__, "message": message})
-    folder.write_result({**result, "check": asdict(check)})
+        content.update(status="failed", error={"rank": None, "type": RunError.__name__, "message": message})
+    folder.write_result({**content, "check": asdict(check)})
     return EXIT_FAILED if check.status == FAILED else EXIT_OK
 
 

@@ -208,9 +208,9 @@ def _device(context: CheckContext) -> CheckResult:
     device = context.backend.set_device(context.info.local_rank)
     described = {**context.backend.device_info(device), "host": socket.gethostname(), "device": str(device)}
     described["identity"] = cards.identity(described) if not context.backend.capabilities.shared_device else None
-    answer = float((torch.arange(4, dtype=torch.float32).to(device) * 2).sum().cpu())
-    if answer != 12.0:
-        return fail(f"{device} computes {answer} instead of 12", _OUT_OF_SERVICE)
+    computed = float((torch.arange(4, dtype=torch.float32).to(device) * 2).sum().cpu())
+    if computed != 12.0:
+        return fail(f"{device} computes {computed} instead of 12", _OUT_OF_SERVICE)
     context.device, context.described = device, described
     number, name = described.get("card"), described["name"]
     finding = ", ".join(filter(None, (str(device), name, described["identity"])))
@@ -307,11 +307,13 @@ def _ddp(context: CheckContext) -> CheckResult:
     """A DDP-wrapped model starts with rank 0's weights, which are 1, and steps by the mean gradient of all ranks."""
     import torch
 
+    from exp.engine.wrapper import wrap
+
     backend, rank_value, mean = context.backend, context.info.rank + 1.0, (context.info.world_size + 1) / 2
     model = torch.nn.Linear(8, 8, bias=False)
     torch.nn.init.constant_(model.weight, rank_value)
     model = model.to(context.device)
-    wrapped = backend.collectives.ddp_class(model, **backend.ddp_kwargs(context.device))
+    wrapped = wrap(model, "ddp", {}, backend, context.device)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     wrapped(torch.full((1, 8), rank_value, device=context.device)).sum().backward()
     getattr(wrapped, "exchange_gradients", lambda: None)()
@@ -366,9 +368,9 @@ def _burst(context: CheckContext) -> CheckResult:
         return fail(f"products are wrong by {errors[0]:g}", _OUT_OF_SERVICE)
     busy_percent = row.get("utilization_percent")
     utilization = None if busy_percent is None else f"{busy_percent:.0f} %"
-    shown = ", ".join(filter(None, [format_flops(rate), utilization]))
     least = _MIN_RATE[bool(backend.visible_variables) and not backend.simulate]
-    values: dict[str, Any] = {"flops": rate, "least": least, "shown": shown, **{key: row.get(key) for key in _READINGS}}
+    values: dict[str, Any] = {"flops": rate, "least": least, **{key: row.get(key) for key in _READINGS}}
+    values["shown"] = ", ".join(filter(None, [format_flops(rate), utilization]))
     if busy_percent is not None and busy_percent < _MIN_UTILIZATION:
         finding = f"card idle while it should work: {utilization} on the monitor during the burst ({row['state']})"
         advice = "the work runs elsewhere: check the visible-devices variable; operators may fall back to the CPU"
@@ -529,9 +531,9 @@ def _collect_results(config: ExpConfig, folder: RunFolder, outcome: Outcome, sta
     ranks = _read_journals(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
     for rank in ranks:
         if rank.missing_ranks is None:
-            name, answer = _unfinished_result(rank, outcome, limit_s, started, ended)
-            rank.checks[name] = answer
-            if answer.status == FAILED:
+            name, result = _unfinished_result(rank, outcome, limit_s, started, ended)
+            rank.checks[name] = result
+            if result.status == FAILED:
                 culprits.setdefault(name, []).append(rank.rank)
         rank.checks = {name: rank.checks.get(name) or skip("the rank ended before") for name in CHECKS}
     for (name, blamed), rank in itertools.product(culprits.items(), ranks):

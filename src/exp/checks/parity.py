@@ -193,8 +193,7 @@ def compare_backends(config: ExpConfig, overrides: list[str]) -> int:
                 run.rollback()
                 raise (ConfigError if ended.code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:
-                answer = fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log")
-                return report_result(config, folder, answer)
+                return report_result(config, folder, fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log"))
         run.check_folder()
         return _evaluate(config, folder)
     finally:
@@ -225,12 +224,12 @@ def _evaluate(config: ExpConfig, folder: RunFolder) -> int:
         for part in (tested, reference):
             (part.path / "trace.npz").unlink()
         finding = f"{config.backend.name} and {config.task.reference} agree over {len(losses)} steps: losses within "
-        answer = ok(f"{finding}{max(losses):.1e}", table=table)
+        check = ok(f"{finding}{max(losses):.1e}", table=table)
     else:
         how_far = f"{first.relative:.1e} relative difference, {allowed[first.kind]:.0e} allowed"
         if first.absolute == math.inf:
             how_far = "missing, of another shape or not finite on one of the two"
         finding = f"{config.backend.name} first differs from {config.task.reference} in {_KINDS[first.kind][1]} of "
         advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
-        answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
-    return report_result(config, folder, answer, steps=len(losses))
+        check = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
+    return report_result(config, folder, check, steps=len(losses))

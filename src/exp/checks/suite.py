@@ -124,8 +124,8 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
     for pattern in config.task.checks or ():
         if not fnmatch.filter(planned, pattern):
             raise ConfigError(f"task.checks: {pattern} matches no check; the checks are {', '.join(planned)}")
-    own = config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
-    folder, machine = RunFolder(own), machine_of(backend, config.nproc, overrides)
+    path = config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
+    folder, machine = RunFolder(path), machine_of(backend, config.nproc, overrides)
     folder.create()
     lock = RunLock(folder.path)
     lock.acquire()

@@ -35,6 +35,9 @@ from exp.launcher.base import Classes, FrozenRun, Launcher
 from exp.launcher.freeze import validate_run
 from exp.launcher.outcome import Outcome, ProgressDisplay, describe_failure
 from exp.launcher.rank_environment import check_stale_environment
+from exp.report.formats import as_rich
+from exp.report.runs import Run, is_compared, natural_key, read_run
+from exp.report.tables import results_tables, write_rows
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, validation_metric
 from exp.runs.lock import RunLock
@@ -44,7 +47,6 @@ from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.report.runs import Run
 
 
 _MULTIRUN_FILE = "multirun.yaml"
@@ -309,8 +311,6 @@ class Sweep:
                 theirs.
             ConfigError: the sweeper minimizes a metric of which larger is better, or the reverse.
         """
-        from exp.report.runs import is_compared, read_run
-
         # Those of an earlier sweep are read with the first batch. Then only new ones: a sweeper may ask for one job at
         # a time, and a thousand jobs must not be read a thousand times.
         folders = [job.run.folder.path for job in batch] if self.runs else _run_folders(self.folder)
@@ -335,16 +335,12 @@ class Sweep:
 
     def _write_table(self) -> None:
         """Write ``sweep.csv`` and the files beside it, if runs were read that they lack."""
-        from exp.report.tables import write_rows
-
         if self._runs_not_in_table and self.runs:
             write_rows(self._sorted_runs(), self.folder)
         self._runs_not_in_table = 0
 
     def _sorted_runs(self) -> list[Run]:
         """The runs that can be compared, in the order of their folders."""
-        from exp.report.runs import natural_key
-
         return sorted(self.runs.values(), key=lambda run: natural_key(run.name))
 
     def translate_error(self, error: Exception | None) -> Exception | None:
@@ -405,9 +401,6 @@ class Sweep:
 
     def _report(self, rerun_command: Callable[..., str]) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
-        from exp.report.formats import as_rich
-        from exp.report.tables import results_tables
-
         self._write_table()
         terminal, runs = console.make_console(), self._sorted_runs()
         terminal.print()
