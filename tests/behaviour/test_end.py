@@ -71,8 +71,8 @@ def test_a_killed_rank_is_named_and_with_a_restart_the_run_is_the_straight_one(e
 
 
 def test_what_a_user_s_class_raises_is_named_with_rank_class_and_line(exp, page):
-    yaml = [f"my_conf/{group}.yaml" for group in ("data/oil", "model/mlp", "experiment/oil")]
-    page("add-an-experiment", python=["my_experiment.py"], yaml=yaml)
+    yaml = [f"my_conf/{group}.yaml" for group in ("experiment/my_net", "data/oil", "model/mlp", "experiment/oil")]
+    page("add-an-experiment", python=["my_net.py", "my_lightning.py", "my_hf.py", "my_experiment.py"], yaml=yaml)
     (exp.folder / "mine.py").write_text(
         "import os\nfrom my_experiment import Mlp\n\n\nclass Fails(Mlp):\n    def forward(self, *args, **kwargs):\n"
         "        if os.environ['RANK'] == '1' and self.training:\n            raise ValueError('enough')\n"

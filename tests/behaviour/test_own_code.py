@@ -57,7 +57,7 @@ def test_a_network_and_a_loss_of_ones_own_train_without_a_class_of_exps(oil, exp
 @pytest.mark.extended
 def test_modules_in_the_manner_of_other_libraries_train(oil, exp):
     quick = ["backend=cpu", "max_steps=2", "log_every=1", "plots=false"]
-    lightning = ["experiment=plain", "data=etth1", "data.lookback=96", "model=own"]
+    lightning = ["experiment=plain", "data=etth1", "data.lookback=96", "model=custom"]
     oil(*lightning, "model._target_=my_lightning.Forecaster", *quick, "output_dir=lightning")
     assert exp.result("lightning")["warnings"] == []
     oil(

@@ -118,8 +118,8 @@ class Segmentor(BaseModel):
 @pytest.mark.extended
 def test_a_model_in_the_manner_of_mmsegmentation_needs_no_bridge(exp):
     (exp.folder / "mine.py").write_text(SEGMENTOR)
-    own = ["experiment=plain", "model=own", "model._target_=mine.Segmentor", "+model.hidden=8", "plugins=[mine]",
-           "data=own", "data._target_=mine.Fields", "backend=cpu", "global_batch_size=4", "log_every=1",
+    own = ["experiment=plain", "model=custom", "model._target_=mine.Segmentor", "+model.hidden=8", "plugins=[mine]",
+           "data=custom", "data._target_=mine.Fields", "backend=cpu", "global_batch_size=4", "log_every=1",
            "max_steps=4", "plots=false"]  # fmt: skip
     commands = [
         [*own, "output_dir=run"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import io
 import os
@@ -97,7 +98,23 @@ def register(folders: Sequence[str] = ()) -> None:
         Plugins.instance().register(plugin)
     user.folders = [*folders]
     for folder in folders:
-        list(_folder_paths(folder))
+        for path in _folder_paths(folder):
+            _refuse_hidden_files(Path(path))
+
+
+def _refuse_hidden_files(folder: Path) -> None:
+    """Refuse a user's file that is never read, since exp's own choice of this name comes first.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    own = Path(str(importlib.import_module("exp.conf").__file__)).parent
+    for file in own.glob("*/**/*.yaml"):
+        hidden = folder / file.relative_to(own)
+        if hidden.is_file() and not hidden.samefile(file):
+            choice = "=".join(file.relative_to(own).with_suffix("").as_posix().rsplit("/", 1))
+            raise ConfigError(f"{hidden} has the name of exp's own choice {choice}, which is used instead",
+                              "give your file another name", file=str(hidden))  # fmt: skip
 
 
 def user_config_files() -> Iterator[Path]:
