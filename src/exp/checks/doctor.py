@@ -39,6 +39,7 @@ from exp.checks.check import (
     skip,
 )
 from exp.config.check import check_data
+from exp.config.resolve import to_plain
 from exp.console import format_bytes, format_flops
 from exp.errors import ExpError, RunError, typed_message
 from exp.hardware import cards
@@ -620,7 +621,7 @@ def describe_machine(config: ExpConfig, folder: RunFolder, info: RankInfo, backe
         "variables": [f"{name}={value}" for name, value in reported_variables(backend).items()],
         "limits": process_limits(),
     }
-    write_json(folder.env, environment)
+    write_json(folder.env, {**environment, "record": to_plain(config.record)})
     text = yaml.safe_dump(json.loads(to_json(environment)), sort_keys=False, allow_unicode=True, width=1000)
     console.make_console().print(text, highlight=False, markup=False, soft_wrap=True, end="")
     folder.write_result({**empty_result(config), "status": "completed"})
