@@ -17,9 +17,9 @@ cd "$work"
 "$work/venv/bin/python" -c "import json; r = json.load(open('$work/run/result.json')); assert r['status'] == 'completed', r"
 "$work/venv/bin/python" -m exp backend=gcu backend.simulate=true nproc=2 max_steps=3 data.lookback=96 output_dir="$work/dry"
 "$work/venv/bin/python" -c "import json; r = json.load(open('$work/dry/result.json')); assert r['simulated'], r"
-"$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_dubai max_steps=1 model.depth=1 data.size=64 plots=false \
+"$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_dubai max_steps=1 model.backbone.depth=1 data.size=64 plots=false \
     output_dir="$work/tiles"
-"$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_eurosat max_steps=1 model.depth=1 output_dir="$work/scenes"
+"$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_eurosat max_steps=1 model.backbone.depth=1 output_dir="$work/scenes"
 "$work/venv/bin/python" -m exp -m backend=cpu,gcu_simulated max_steps=2 data.lookback=96 plots=false output_dir="$work/sweep"
 test -s "$work/sweep/report.html"
 "$work/venv/bin/python" -m exp launcher=submitit launcher.dry_run=true launcher.nodes=2 nproc=8 backend=gcu \
