@@ -68,6 +68,8 @@ SHRINK = {
     r"optuna": ["hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1"],
     r"experiment=dinov3_(mmrs1m_segmentation|loveda_finetune)": ["model.auxiliary_out_index=3"],
     r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0", *PART],
+    r"model/backbone=segformer": ["model.backbone.size=b0"],
+    r"model/backbone=dinov3_convnext": ["model.backbone.size=atto"],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
     r"experiment=dinov3_dubai(?!.*data=)": ["data.splits={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
     r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
