@@ -104,9 +104,12 @@ def _check_folder() -> None:
     """Refuse a current folder that was deleted, or whose path cannot be written into ``config.yaml``."""
     try:
         Path.cwd().as_posix().encode()
-    except (FileNotFoundError, UnicodeEncodeError) as error:
-        problem = "was deleted" if isinstance(error, FileNotFoundError) else "has a path that is not UTF-8"
-        raise ConfigError(f"the current folder {problem}", "change to another one (cd)") from None
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted", "change to another one (cd)") from None
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the path of the current folder, {Path.cwd()}, is not UTF-8", "change to another one (cd)"
+        ) from None
 
 
 def _parse(arguments: list[str]) -> Options | None:
