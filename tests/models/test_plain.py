@@ -1,4 +1,4 @@
-"""A plain module as a model: which keys go in, which loss comes out, and what is said where something does not fit."""
+"""A plain module as a model: the keys that it gets, its losses, and the messages where shapes or keys do not fit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from exp.engine.wrapper import awaited_parameters, forward, is_sharded, place_an
 from exp.errors import ConfigError, DataError, RunError, is_out_of_memory, user_code_errors
 from exp.models.base import has_user_loss, has_user_part, parameter_counts
 from exp.models.dropout import DropoutStream
-from exp.models.plain import PlainModel
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def train(
         assert tests is not None
         if session.config.sanity_check:
             _check_one_batch(data, trainer)
-        may_resume = session.config.resume is not None or session.info.restart_count > 0
-        source, load = find_resume(trainer) if may_resume else (None, None)
+        source, load = find_resume(trainer)
         try:
             trainer.train(load)
             content, tested_entries = trainer.checkpoints.select_test_weights(trainer)
@@ -194,7 +192,7 @@ def _check_one_batch(data: Any, trainer: Trainer) -> None:
     with user_code_errors("data", data):
         # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
         (batch,) = make_loader(dataset, [first], min(data.num_workers, 1))
-    if isinstance(model, PlainModel):
+    if getattr(model, "user_module", None) is not None:
         with torch.no_grad(), session.backend.autocast(session.config.precision):
             forward(model.eval(), to_device(batch, session.device), "loss")
     loop.evaluator.reset()

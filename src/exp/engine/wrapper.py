@@ -17,7 +17,6 @@ from exp.config.schema import DDP_KEYS
 from exp.data.fingerprint import shortened
 from exp.distributed import AveragingDataParallel
 from exp.errors import ConfigError, PlacementError, qualified_name
-from exp.models.plain import PlainModel
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -157,8 +156,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def class_name(model: nn.Module) -> str:
-    """The class of a model in messages: that of the user's module in a :class:`exp.models.plain.PlainModel`."""
-    return qualified_name(model.network if isinstance(model, PlainModel) else model)
+    """The class of a model in messages: that of the user's module, if the model only adapts one."""
+    module = getattr(model, "user_module", None)
+    return qualified_name(model if module is None else module)
 
 
 def is_sharded(model: nn.Module) -> bool:

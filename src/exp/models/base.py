@@ -38,7 +38,7 @@ def has_user_part(model: nn.Module) -> bool:
     Args:
         model: the model, not wrapped.
     """
-    if getattr(model, "is_of_user_parts", False):
+    if getattr(model, "user_module", None) is not None:
         return True
     parts = (part for module in model.modules() for part in _parts(module))
     return any(qualified_name(part).partition(".")[0] not in _KNOWN for part in parts)
@@ -89,6 +89,8 @@ class Model(BaseModel):
     parts to shard (see :func:`exp.engine.fsdp.units_of`).
     """
 
+    user_module: nn.Module | None = None
+    """The module of the user's that this model trains, if it only adapts one: messages name its class."""
     loss_is_mean: bool = True
     """Whether the loss is a mean over samples, so that it does not depend on how a batch is split. False for a
     contrastive loss, for example; a user's model is then not checked. A head or loss module may have it, too."""

@@ -52,7 +52,6 @@ class PlainModel(Model):
     """
 
     raw_arguments = ("module", "loss", "losses")
-    is_of_user_parts = True  # so that it is rehearsed, also if all parts are of torch
 
     def __init__(
         self,
@@ -72,17 +71,20 @@ class PlainModel(Model):
         # Not `module`: wrappers such as DDP have the model under this name.
         self.network: nn.Module = _make("model.module", module, data_arguments)
         self.name = qualified_name(self.network)
-        self._has_run = False  # errors of the first call are due to shapes or types, and are told with them
+        self._has_run = False  # an error of the first call is one of shapes or types; its message lists them
         if bool(loss) == bool(losses):
             raise ConfigError("model.loss._target_ or model.losses must be set, and not both", key="model.loss")
         entries = {f"model.losses[{number}]": entry for number, entry in enumerate(losses)}
         if loss:
             entries["model.loss"] = loss
-        self.weights = [_weight(entry) for entry in entries.values()]
-        self.losses = nn.ModuleList(
-            _make(key, _without_weight(entry), data_arguments, functions=True) for key, entry in entries.items()
-        )
-        self.loss_names = [*_loss_names(self.losses)]
+        self.weights, modules = [], []
+        for key, entry in entries.items():
+            weight, arguments = _split_weight(entry)
+            self.weights.append(weight)
+            modules.append(_make(key, arguments, data_arguments, functions=True))
+        self.losses = nn.ModuleList(modules)
+        self._loss_paths = [loss.name if isinstance(loss, _Function) else qualified_name(loss) for loss in modules]
+        self.loss_names = [*_loss_names(self._loss_paths)]
         parameters = inspect.signature(self.network.forward).parameters
         self._named = [name for name, value in parameters.items() if value.kind in _NAMED]
         self._required = [name for name in self._named if parameters[name].default is inspect.Parameter.empty]
@@ -119,12 +121,17 @@ class PlainModel(Model):
                 "set model.target to the key with the target",
                 key="model.target",
             )
-        values = [self._loss(loss, output, key, batch[key]) for loss in self.losses]
+        values = [self._loss(loss, path, output, key, batch[key]) for loss, path in zip(self.losses, self._loss_paths)]
         self._has_run = True
         return {
             name: value if weight == 1.0 else value * weight
             for name, value, weight in zip(self.loss_names, values, self.weights)
         }
+
+    @property
+    def user_module(self) -> nn.Module:  # type: ignore[override]
+        """The module; so this model is rehearsed, also if all parts are of torch."""
+        return self.network
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Also take the weights of the module alone, as its authors have saved them; losses keep their own tensors."""
@@ -185,15 +192,13 @@ class PlainModel(Model):
             )
         return part
 
-    def _loss(self, loss: nn.Module, output: torch.Tensor, key: str, target: torch.Tensor) -> torch.Tensor:
-        """The value of a loss, a 0-dim tensor."""
-        name = loss.name if isinstance(loss, _Function) else qualified_name(loss)
-        shapes = f"{self.name} gives {tuple(output.shape)}, and {key} is {tuple(target.shape)}"
+    def _loss(self, loss: nn.Module, name: str, output: torch.Tensor, key: str, target: torch.Tensor) -> torch.Tensor:
+        """The value of a loss, a 0-dim tensor; ``name`` is its path."""
         if name.rpartition(".")[2] in _ELEMENTWISE and name.startswith("torch.nn."):
             if output.shape != target.shape:
                 raise ConfigError(
-                    f"model: {shapes}; {name} compares them element by element, so the output must be "
-                    f"{tuple(target.shape)}"
+                    f"model: {self._shapes(output, key, target)}; {name} compares them element by element, so the "
+                    f"output must be {tuple(target.shape)}"
                 )
             target = target.to(output.dtype)
         elif not target.is_floating_point() and target.dtype != torch.bool:
@@ -203,11 +208,16 @@ class PlainModel(Model):
         except Exception as error:
             if self._has_run or not raised_by_user_code(error):
                 raise
-            raise ConfigError(f"model: {shapes}; {name}: {error_message(error)}{user_location(error)}") from error
+            raise ConfigError(
+                f"model: {self._shapes(output, key, target)}; {name}: {error_message(error)}{user_location(error)}"
+            ) from error
         if not isinstance(value, torch.Tensor) or value.dim():
             shape = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
             raise ConfigError(f"model.loss: {name} gives {shape}, and a loss is one number", "take its mean")
         return value
+
+    def _shapes(self, output: torch.Tensor, key: str, target: torch.Tensor) -> str:
+        return f"{self.name} gives {tuple(output.shape)}, and {key} is {tuple(target.shape)}"
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -267,25 +277,20 @@ def _is_row(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, float) for item in value)
 
 
-def _weight(entry: Any) -> float:
-    """The factor of a loss; a list of ``weight`` is the weights of classes, which are an argument of the loss."""
-    weight = entry.get("weight", 1.0) if isinstance(entry, Mapping) else 1.0
-    return float(weight) if isinstance(weight, (int, float)) else 1.0
+def _split_weight(entry: Any) -> tuple[float, Any]:
+    """The factor of a loss, and its other keys. A list of ``weight`` is the weights of classes: it stays among them."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("weight"), (int, float)):
+        return 1.0, entry
+    return float(entry["weight"]), {name: value for name, value in entry.items() if name != "weight"}
 
 
-def _without_weight(entry: Any) -> Any:
-    is_factor = isinstance(entry, Mapping) and isinstance(entry.get("weight"), (int, float))
-    return {name: value for name, value in entry.items() if name != "weight"} if is_factor else entry
-
-
-def _loss_names(losses: nn.ModuleList) -> Iterator[str]:
+def _loss_names(paths: Sequence[str]) -> Iterator[str]:
     """Under which names losses are logged: ``loss``, or ``loss_<class>`` of each of several."""
     used: Counter[str] = Counter()
-    for loss in losses:
-        path = loss.name if isinstance(loss, _Function) else qualified_name(loss)
+    for path in paths:
         name = path.rpartition(".")[2]
         used[name] += 1
-        yield "loss" if len(losses) == 1 else f"loss_{name}" + (f"_{used[name]}" if used[name] > 1 else "")
+        yield "loss" if len(paths) == 1 else f"loss_{name}" + (f"_{used[name]}" if used[name] > 1 else "")
 
 
 def _as_float(value: Any) -> Any:

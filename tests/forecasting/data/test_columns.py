@@ -160,7 +160,7 @@ def checked(data, model):
 
 
 def test_what_a_model_declares_is_compared_with_what_the_data_have(plant, values):
-    """By the arguments of ``forward``: what is not used is said, what is needed and missing is refused."""
+    """What ``forward`` takes decides: a key without use is named, a needed key that is missing is refused."""
     unused = (
         "does not use the future of data.future_covariates (the time features): they are inputs over the lookback only"
     )
