@@ -20,7 +20,7 @@ from hydra.core.plugins import Plugins
 from exp import __version__, console
 from exp.config import compose
 from exp.config.command_line import Options, explain_error, help_text, is_composition_error, read_options
-from exp.config.resolve import to_plain, user
+from exp.config.resolve import user
 from exp.config.sources import register
 from exp.errors import (
     EXIT_FAILED,
@@ -140,7 +140,7 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
     if issubclass(cls, ParentTask):
         compose.replace_dict_overrides(config, overrides)
         config = compose.typed(config)
-        task: Any = create_task(cls, to_plain(config.task))
+        task: Any = create_task(cls, config.task)
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
         if task.runs:
             return code, [*task.runs]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence, TypeVar
 from omegaconf import MISSING
 
 from exp import console
-from exp.config.resolve import resolve, user
+from exp.config.resolve import resolve, to_plain, user
 from exp.runs.files import read_yaml
 
 if TYPE_CHECKING:
@@ -149,13 +149,14 @@ def task_class(config: ExpConfig) -> type[Task]:
     return cls
 
 
-def create_task(cls: type[Task], keys: Any) -> Task:
+def create_task(cls: type[Task], section: Any) -> Task:
     """A task with its keys.
 
     Args:
         cls: the result of :func:`task_class`.
-        keys: ``config.task`` as a dict, with values instead of interpolations.
+        section: ``config.task``.
     """
+    keys = to_plain(section)
     # A family of data sets may add keys to a task (exp.plugins.Plugin.keys); they are not fields of the class.
     return cls(**{field.name: keys[field.name] for field in dataclasses.fields(cls) if field.name in keys})
 

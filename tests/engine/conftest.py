@@ -7,7 +7,6 @@ from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
-from exp.config.resolve import to_plain
 from exp.config.schema import ExpConfig
 from exp.data.loader import EvalBatchSampler, TrainBatchSampler
 from exp.distributed import Distributed
@@ -93,7 +92,7 @@ def make_session(tmp_path):
             RunFolder(tmp_path),
             info,
             CpuBackend(name="cpu"),
-            create_task(task_class(config), to_plain(config.task)),
+            create_task(task_class(config), config.task),
         )
         session.device, session.distributed = torch.device("cpu"), Distributed()
         return session

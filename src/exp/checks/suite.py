@@ -19,7 +19,6 @@ from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, CheckResult, Journal, fail, print_result, skip, table_of
 from exp.checks.child import ChildEnd, config_dir_args, overrides_without, run_exp
 from exp.config.compose import sets_output_dir
-from exp.config.resolve import to_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.hardware.environment import git_revision, package_versions, reported_variables
 from exp.hardware.registry import create_backend
@@ -117,7 +116,7 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
         UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
     config = compose_run(config, overrides)
-    create_task(task_class(config), to_plain(config.task)).check(config)
+    create_task(task_class(config), config.task).check(config)
     backend = create_backend(config.backend)
     check_hardware(config, backend)
     planned = plan(config, overrides, backend)

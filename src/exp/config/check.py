@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.resolve import check_names, to_plain, walk
+from exp.config.resolve import check_names, walk
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
 from exp.errors import ConfigError
 from exp.plugins import Family, installed
@@ -80,7 +80,7 @@ def check_config(config: ExpConfig) -> None:
     _check_family(config)
     content: Any = OmegaConf.to_container(config, resolve=False)
     _check_texts({key: value for key, _, value in walk(content)})
-    check_names(to_plain(config))
+    check_names(config)
     check_values(config)
 
 

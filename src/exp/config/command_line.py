@@ -9,7 +9,6 @@ import re
 import textwrap
 from argparse import ArgumentParser
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -24,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.resolve import walk
 from exp.config.schema import ExpConfig
-from exp.config.sources import check_hydra_key, group_keys, task_class_by_name
+from exp.config.sources import check_hydra_key, conf_folder, group_keys, task_class_by_name
 from exp.errors import ConfigError, nearest
 
 __all__ = [
@@ -243,5 +242,5 @@ def help_text() -> str:
             choices = loader.get_group_options(group, ObjectType.CONFIG, "config")
             text = f"  {group:<11}{' '.join(choices)}"
             lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
-    text = (Path(str(import_module("exp.conf").__file__)).parent / "help.txt").read_text(encoding="utf-8")
+    text = (conf_folder() / "help.txt").read_text(encoding="utf-8")
     return text.replace("CHOICES", "\n".join(lines)).rstrip()

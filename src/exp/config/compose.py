@@ -207,7 +207,7 @@ def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: the value of such a key is empty.
     """
-    _expand_home(config)
+    _expand_home(config, OmegaConf.to_container(config, resolve=False))
     sources = [f"data.sources[{number}].root" for number in range(len(config.data.get("sources") or ()))]
     for key in (*_PATH_KEYS, *sources, *(f"task.{name}" for name in task_paths)):
         value = OmegaConf.select(config, key)
@@ -216,11 +216,11 @@ def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 
-def _expand_home(node: Any) -> None:
-    content: Any = OmegaConf.to_container(node, resolve=False)
+def _expand_home(node: Any, content: Any) -> None:
+    """Replace ``~`` in paths of a node; ``content``: the node as plain values."""
     for key, value in enumerate(content) if isinstance(content, list) else content.items():
         if isinstance(value, (dict, list)):
-            _expand_home(node[key])
+            _expand_home(node[key], value)
         elif isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
             node[key] = str(Path(value).expanduser())
 

@@ -118,16 +118,17 @@ def mark_untrusted(config: Any, user_text: str = "", groups: Sequence[str] = ("m
     user.untrusted_names |= {name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", user_text)}
 
 
-def check_names(content: Mapping[str, Any]) -> None:
+def check_names(config: Any) -> None:
     """Refuse a configuration that names code which the user has not chosen, or names that are not valid in a path.
 
     Args:
-        content: the whole configuration as a dict, with values instead of interpolations.
+        config: the whole configuration.
 
     Raises:
         ConfigError: there is such a name; the message has its key.
     """
-    for key, name in class_names(content):
+    content = to_plain(config)
+    for key, name in _names_in(content):
         _check_name(key, name)
     check_path_part("name", content["name"])
     for group in ("data", "task"):
@@ -183,7 +184,11 @@ def check_path_part(key: str, value: Any) -> None:
 
 def class_names(config: Any) -> Iterator[tuple[str, str]]:
     """Iterate over the names of code in a configuration; yields the dotted key and the name. Follows interpolations."""
-    for path, key, value in walk(to_plain(config)):
+    return _names_in(to_plain(config))
+
+
+def _names_in(content: Any) -> Iterator[tuple[str, str]]:
+    for path, key, value in walk(content):
         if isinstance(value, str) and (key in ("_target_", "_scope_", "type") or str(key).endswith("_type")):
             yield path, value
 
@@ -332,7 +337,8 @@ def instantiate(cls: Any, key: str, content: Mapping[str, Any], arguments: Mappi
     check_arguments(key, cls, content, dict.fromkeys(arguments or (), "exp sets it"))
     raw = {name: content[name] for name in getattr(cls, "raw_arguments", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in raw}
-    made, taken = _arguments(others, key, may_use_registry=not is_exp_class(cls)), _parameters(cls)
+    made = _arguments(others, key, may_use_registry=not is_exp_class(cls))
+    taken = _parameters(cls) if arguments else None
     further = {name: value for name, value in (arguments or {}).items() if taken is None or name in taken}
     with user_code_errors(key, cls):
         return cls(**made, **raw, **further)

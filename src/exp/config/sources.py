@@ -13,6 +13,7 @@ import io
 import os
 import re
 import secrets
+from collections import ChainMap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
 __all__ = [
-    "check_hydra_key", "group_keys", "nested_groups", "open_dicts", "register", "structure_of", "task_class_by_name",
-    "user_config_files",
+    "check_hydra_key", "conf_folder", "group_keys", "nested_groups", "open_dicts", "register", "structure_of",
+    "task_class_by_name", "user_config_files",
 ]  # fmt: skip
 
 _UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
@@ -97,24 +98,28 @@ def register(folders: Sequence[str] = ()) -> None:
     for plugin in (_SearchPath, _Dataclasses, _Files):
         Plugins.instance().register(plugin)
     user.folders = [*folders]
-    for folder in folders:
-        for path in _folder_paths(folder):
-            _refuse_hidden_files(Path(path))
+    _refuse_hidden_files([Path(path) for folder in folders for path in _folder_paths(folder)])
 
 
-def _refuse_hidden_files(folder: Path) -> None:
+def conf_folder() -> Path:
+    """The folder of exp's own configurations."""
+    return Path(str(importlib.import_module("exp.conf").__file__)).parent
+
+
+def _refuse_hidden_files(folders: Sequence[Path]) -> None:
     """Refuse a user's file that is never read, since exp's own choice of this name comes first.
 
     Raises:
         ConfigError: there is one.
     """
-    own = Path(str(importlib.import_module("exp.conf").__file__)).parent
-    for file in own.glob("*/**/*.yaml"):
-        hidden = folder / file.relative_to(own)
-        if hidden.is_file() and not hidden.samefile(file):
-            choice = "=".join(file.relative_to(own).with_suffix("").as_posix().rsplit("/", 1))
-            raise ConfigError(f"{hidden} has the name of exp's own choice {choice}, which is used instead",
-                              "give your file another name", file=str(hidden))  # fmt: skip
+    own = conf_folder()
+    for file in own.glob("*/**/*.yaml") if folders else ():
+        path = file.relative_to(own)
+        for hidden in [folder / path for folder in folders]:
+            if hidden.is_file() and not hidden.samefile(file):
+                choice = "=".join(path.with_suffix("").as_posix().rsplit("/", 1))
+                raise ConfigError(f"{hidden} has the name of exp's own choice {choice}, which is used instead",
+                                  "give your file another name", file=str(hidden))  # fmt: skip
 
 
 def user_config_files() -> Iterator[Path]:
@@ -140,19 +145,19 @@ def _folder_paths(folder: str) -> list[str]:
     return [str(path)]
 
 
-def _choices() -> dict[str, Any]:
+def _choices() -> Mapping[str, Any]:
     """Choices of config groups that need no file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
 
     They are the schema, typed keys (under ``schema/``), and the model and data of the run in ``init_from``.
     """
-    return {"exp_schema": _schema(), **{f"schema/{name}": keys for name, keys in _structures().items()},
-            **user.run_choices}  # fmt: skip
+    return ChainMap(user.run_choices, _fixed_choices())
 
 
 @functools.lru_cache(maxsize=None)
-def _schema() -> type:
+def _fixed_choices() -> dict[str, Any]:
     untyped: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _UNTYPED_SECTIONS]
-    return dataclasses.make_dataclass("Schema", untyped, bases=(ExpConfig,))
+    schema = dataclasses.make_dataclass("Schema", untyped, bases=(ExpConfig,))
+    return {"exp_schema": schema, **{f"schema/{name}": keys for name, keys in _structures().items()}}
 
 
 @functools.lru_cache(maxsize=None)
@@ -197,13 +202,11 @@ def open_dicts(structure: Any) -> DictConfig:
     The default of such a field must be a dictionary, not null: OmegaConf cannot merge into a typed null.
     """
     node: DictConfig = OmegaConf.structured(structure)
-    nodes = [node]
-    for parent in nodes:
-        content: Any = OmegaConf.to_container(parent, resolve=False)
-        nodes += [parent[key] for key, value in content.items() if isinstance(value, dict)]
-    for child in nodes:
+    nodes: list[Any] = [(node, OmegaConf.to_container(node, resolve=False))]
+    for child, content in nodes:
         if OmegaConf.get_type(child) is dict:
             OmegaConf.set_struct(child, False)
+        nodes += [(child[key], value) for key, value in content.items() if isinstance(value, dict)]
     return node
 
 

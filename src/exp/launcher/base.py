@@ -24,7 +24,7 @@ from exp.launcher.rank_environment import check_stale_environment
 from exp.runs.files import file_digest, read_json, read_yaml, to_json
 from exp.runs.folder import FolderSnapshot, RunFolder
 from exp.runs.lock import RunLock, read_holder
-from exp.task import Task, create_task
+from exp.task import Task, create_task, task_class
 
 if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome, ProgressDisplay
@@ -45,7 +45,7 @@ class Classes(NamedTuple):
     @classmethod
     def of(cls, config: ExpConfig) -> Classes:
         """The classes that a typed configuration names; raises the errors of the two functions."""
-        return cls(resolve("task._target_", str(config.task.get("_target_")), Task), launcher_class(config))
+        return cls(task_class(config), launcher_class(config))
 
 
 @dataclass
@@ -73,13 +73,12 @@ class FrozenRun:
     @functools.cached_property
     def task(self) -> Task:
         """The task, with its keys."""
-        return create_task(self.classes.task, OmegaConf.to_container(self.config.task, resolve=True))
+        return create_task(self.classes.task, self.config.task)
 
     @functools.cached_property
     def launcher(self) -> Launcher:
         """The launcher, which can do what is configured."""
-        settings: Any = OmegaConf.to_container(self.config.launcher, resolve=True)
-        return create_launcher(self.classes.launcher, settings, self.config.nproc)
+        return create_launcher(self.classes.launcher, to_plain(self.config.launcher), self.config.nproc)
 
     @property
     def is_remote(self) -> bool:
@@ -111,12 +110,12 @@ class FrozenRun:
         if self.lock is not None:
             return  # the process that started this one has written the folder
         folder = self.folder
-        keys: Any = OmegaConf.to_container(self.config, resolve=True)
+        keys = to_plain(self.config)
         record = keys.pop("record")
         contents = {
             folder.env.name: to_json({"record": record}, indent=2).encode(),  # a worker adds versions and devices
-            folder.config.name: OmegaConf.to_yaml(OmegaConf.create(keys)).encode(),
-            folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
+            folder.config.name: OmegaConf.to_yaml(keys).encode(),
+            folder.overrides.name: OmegaConf.to_yaml(list(self.overrides)).encode(),
         }
         digest = hashlib.sha256(contents[folder.config.name]).hexdigest()
         self.lock, joined = RunLock(folder.path, token), False

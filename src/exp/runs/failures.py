@@ -153,9 +153,10 @@ class RankFailure:
     def of(cls, error: ExpError, rank: int, local_rank: int, **others: Any) -> RankFailure:
         """The failure of a rank by one of exp's errors; ``others``: further attributes."""
         file = None if error.file is None else os.fspath(error.file)
-        parts = {"finding": error.finding, "advice": error.advice, "details": error.details, "key": error.key}
-        about = {"signal": error.signal, "exit_code": error.exit_code, "is_exp_error": True, "names_type": True}
-        return cls(rank, local_rank, type(error).__name__, **{**parts, "file": file, **about, **others})
+        return cls(
+            rank, local_rank, type(error).__name__, error.finding, error.advice, error.details, error.key, file,
+            error.signal, error.exit_code, is_exp_error=True, names_type=True, **others,
+        )  # fmt: skip
 
     @property
     def error(self) -> ExpError:
@@ -181,8 +182,10 @@ def describe_exit(beat: Heartbeat, code: int) -> RankFailure:
     finding = f"exited with code {code}{when}, without an error and before its work was done (os._exit?)"
     if name is not None:
         finding = f"killed by {name}" + (f" ({_SIGNAL_HINTS[name]})" if name in _SIGNAL_HINTS else "")
-    about: Any = {"signal": name, "exit_code": code or EXIT_FAILED, "pid": beat.pid, "names_type": True}
-    return RankFailure(beat.rank, beat.local_rank, name or "SystemExit", finding, **about)
+    return RankFailure(
+        beat.rank, beat.local_rank, name or "SystemExit", finding, signal=name, exit_code=code or EXIT_FAILED,
+        pid=beat.pid, names_type=True,
+    )  # fmt: skip
 
 
 class Failures:

@@ -57,7 +57,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     trust_packages(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.exit_handlers.append(backend.close)
-    task = create_task(task_class(config), to_plain(config.task))
+    task = create_task(task_class(config), config.task)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
         os.environ.setdefault(name, value)
