@@ -201,15 +201,10 @@ def _through_cpu(tensor: torch.Tensor, collective: Callable[..., object], **opti
 
 
 class StagedCollectives(Collectives):
-    """Collectives that copy tensors through the CPU; the default process group is gloo.
-
-    Attributes:
-        staged_bytes: bytes that this process has copied for sums from its device to the CPU and back.
-    """
+    """Collectives that copy tensors through the CPU; the default process group is gloo."""
 
     def __init__(self) -> None:
         super().__init__("gloo")
-        self.staged_bytes = 0
 
     def init(self, process_group: str, device_type: str, **how: Any) -> None:
         """Make the default process group."""

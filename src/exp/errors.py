@@ -274,6 +274,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(text.strip().splitlines()), "")
 
 
+def typed_line(error: BaseException) -> str:
+    """The name of the error's class, and the first line of its text."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def raised_by_user_code(error: BaseException) -> bool:
     """Whether user code may have raised an error: it is not exp's, the system's, or a device that is out of memory."""
     return isinstance(error, Exception) and as_exp_error(error) is None and not is_out_of_memory(error)
@@ -382,7 +387,5 @@ def user_code_errors(key: str, owner: Any) -> Iterator[None]:
     except Exception as error:  # user code may raise anything
         if not raised_by_user_code(error):
             raise
-        lines = user_error_lines(error) or [
-            f"{key}: {qualified_name(owner)} raises {type(error).__name__}: {first_line(error)}"
-        ]
+        lines = user_error_lines(error) or [f"{key}: {qualified_name(owner)} raises {typed_line(error)}"]
         raise ConfigError(lines[0], key=key) from error

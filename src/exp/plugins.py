@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any, Mapping, Sequence
 
 from exp.console import warn
-from exp.errors import first_line
+from exp.errors import typed_line
 
 __all__ = ["Family", "Plugin", "entry_points", "installed"]
 
@@ -80,7 +80,7 @@ def installed() -> Mapping[str, Plugin]:
             plugin = point.load()
             problem = None if isinstance(plugin, Plugin) else f"is {type(plugin).__name__}, no exp.plugins.Plugin"
         except Exception as error:  # noqa: BLE001 - another package may raise anything at its import
-            problem = f"does not load ({type(error).__name__}: {first_line(error)})"
+            problem = f"does not load ({typed_line(error)})"
         if problem is None:
             plugins[name] = plugin
         else:

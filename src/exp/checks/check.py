@@ -181,7 +181,7 @@ def report_result(
     terminal.print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
     content = {**(read_json(folder.result) or empty_result(config)), "status": "completed", **more}
     if check.status == FAILED:
-        message = "; ".join(filter(None, [check.finding, check.advice]))
+        message = RunError(check.finding, check.advice).headline
         content.update(status="failed", error={"rank": None, "type": RunError.__name__, "message": message})
     folder.write_result({**content, "check": asdict(check)})
     return EXIT_FAILED if check.status == FAILED else EXIT_OK

@@ -29,7 +29,7 @@ from exp.data.loader import map_tensors, tensors_of
 from exp.distributed import rng_state, set_rng_state
 from exp.engine.result import make_result
 from exp.engine.wrapper import unwrapped
-from exp.errors import first_line, typed_message
+from exp.errors import first_line, typed_line, typed_message
 from exp.hardware.compat import dispatch_mode
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ class OperatorCheck(Hook):
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call of an operator, and compare it if its signature is new; returns its result."""
-        name = name_of(func)
         if not self.concerns(func, args, kwargs):
             return func(*args, **kwargs)
+        name = name_of(func)
         if name in self.on_cpu:
             return self.run_on_cpu(func, args, kwargs)
         seen, tensors = self.seen.setdefault(name, set()), tensors_of((args, kwargs))
@@ -132,7 +132,7 @@ class OperatorCheck(Hook):
         detail = ", ".join(f"{str(dtype)[6:]}{list(shape)}" for shape, dtype, _ in signature[:6])
         description: dict[str, Any] = {"detail": detail, "portable": _base_name(func) in self._portable}
         self.journal.begin(name, **description)
-        return self._compare(partial(self.journal.end, name, **description), func, args, kwargs)
+        return self._compare(name, partial(self.journal.end, name, **description), func, args, kwargs)
 
     def concerns(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a call computes something on the device under test."""
@@ -145,11 +145,13 @@ class OperatorCheck(Hook):
         reference: Any = _copied_to_cpu((args, kwargs), _is_mutable(func))
         return self._on_device(func, args, kwargs, reference, func(*reference[0], **reference[1]))
 
-    def _compare(self, record: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _compare(
+        self, name: str, record: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         inputs = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()]
         scale = max((max_abs(tensor.detach().cpu().float().numpy()) for tensor in inputs), default=0.0)
         generator = kwargs.get("generator") or torch.default_generator
-        seeds, expected, reason, name = generator.get_state(), None, "", name_of(func)
+        seeds, expected, reason = generator.get_state(), None, ""
         reference: Any = _copied_to_cpu((args, kwargs), _is_mutable(func))
         try:
             expected = func(*reference[0], **reference[1])
@@ -165,7 +167,7 @@ class OperatorCheck(Hook):
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
-            record(error=f"{type(error).__name__}: {first_line(error)}")
+            record(error=typed_line(error))
             if reason:
                 raise
             self.on_cpu.add(name)
@@ -217,7 +219,7 @@ class StepReplay:
         """Write the smallest sets of operators that make the step wrong to the journal, and restore the training."""
         check, end, started = self._check, self._state(), time.monotonic()
         try:
-            expected = self.run(())
+            expected, allowed = self.run(()), allowed_differences(check.precision)
             limit_s = LIMITS_S["operators"] + 10 * (time.monotonic() - started)
 
             @lru_cache(maxsize=None)
@@ -225,17 +227,18 @@ class StepReplay:
                 if time.monotonic() - started > _SEARCH_S:
                     return False
                 check.journal.begin(STEP, limit_s, detail=f"with {len(names)} operators on the device")
-                wrong = _is_wrong(self.run(names), expected, allowed_differences(check.precision))
+                wrong = _is_wrong(self.run(names), expected, allowed)
                 check.journal.end(STEP, wrong=wrong)
                 return wrong
 
             names = [name for name in self._names if name not in check.uncompared and name not in check.on_cpu]
-            guilty, reason = [], None
+            found: dict[str, Any] = {"guilty": []}
             if is_wrong(frozenset(names)):
-                reason = "it differs each time, also on the CPU" if is_wrong(frozenset()) else None
-                if reason is None:
-                    guilty = find_guilty(names, check.suspects, lambda chosen: is_wrong(frozenset(chosen)))
-            check.journal.end(STEP, guilty=guilty, **({"uncompared": reason} if reason else {}))
+                if is_wrong(frozenset()):
+                    found["uncompared"] = "it differs each time, also on the CPU"
+                else:
+                    found["guilty"] = find_guilty(names, check.suspects, lambda chosen: is_wrong(frozenset(chosen)))
+            check.journal.end(STEP, **found)
         except Exception as error:  # noqa: BLE001 - a model of the user's may not allow to repeat a step
             check.journal.end(STEP, uncompared=f"it cannot be repeated: {typed_message(error).splitlines()[0]}")
         finally:
@@ -268,13 +271,14 @@ class StepReplay:
         return values
 
     def _call(self, chosen: Collection[str], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        check, name = self._check, name_of(func)
+        check = self._check
         if not check.concerns(func, args, kwargs):
             return func(*args, **kwargs)
+        name = name_of(func)
         self._names[name] = None
         # Random numbers are drawn on the CPU, where they are the same each time.
         only_on_device = check.uncompared.get(name, "random") != "random" or kwargs.get("generator") is not None
-        if only_on_device or (name in chosen and name not in check.on_cpu):
+        if only_on_device or name in chosen:
             return func(*args, **kwargs)
         return check.run_on_cpu(func, args, kwargs)
 

@@ -15,9 +15,9 @@ from exp.errors import (
     ConfigError,
     DataError,
     SampleError,
-    first_line,
     qualified_name,
     raised_by_user_code,
+    typed_line,
     user_location,
 )
 
@@ -226,7 +226,7 @@ class _Batched(Dataset[Any]):
             # Located here, because a loader process passes on only the text of an error.
             numbers = [number for number, _ in pairs]
             which = ", ".join(map(str, numbers[len(samples) :][:1] or numbers))
-            first = f"{type(error).__name__}: {first_line(error)}"
+            first = typed_line(error)
             hint = _difference(samples) if len(samples) == len(numbers) else ""
             raise SampleError(f"data: {self.name}[{which}] raises {first}{user_location(error)}{hint}") from error
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):

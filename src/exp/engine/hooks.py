@@ -127,7 +127,7 @@ class MetricsHook(Hook):
         self._loop = runner.train_loop
         again = ["val"] * self._loop.validation_due + ["train"] * bool(runner.losses.sums)
         runner.session.on_start(functools.partial(self._truncate, runner.iter, again))
-        self._staged = self._staged_bytes(runner)
+        self._staged = runner.backend.collectives.staged_bytes
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -183,7 +183,7 @@ class MetricsHook(Hook):
         if steps:  # none if the run has resumed after the last step of an epoch
             record["samples_per_second"] = samples / seconds
         if group.fallback is not None and steps:
-            staged, self._staged = self._staged, self._staged_bytes(runner)
+            staged, self._staged = self._staged, runner.backend.collectives.staged_bytes
             record["staged_bytes_per_step"] = (self._staged - staged) / steps
         record.update(fallbacks)
         if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
@@ -192,11 +192,6 @@ class MetricsHook(Hook):
         self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._losses += f"  lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
         self.progress.set_text(self._losses, line=False)
-
-    @staticmethod
-    def _staged_bytes(runner: Any) -> int:
-        """Bytes so far that :class:`exp.distributed.StagedCollectives` has copied; 0 without this fallback."""
-        return 0 if runner.distributed_group.fallback is None else int(runner.backend.collectives.staged_bytes)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Pause the training time during a validation within an epoch."""

@@ -325,14 +325,13 @@ def as_batch(sample: Any, size: int) -> Any:
 
     def of_element(value: Any) -> Any:
         """A sample's own tensors or data element, which have no axis of samples."""
-        return value.to("meta") if isinstance(value, BaseDataElement) else map_tensors(like, value)
+        return value.to("meta") if isinstance(value, BaseDataElement) else map_tensors(to_meta, value)
 
-    def like(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor, device="meta")
+    def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("meta")
 
     is_list_of_samples = isinstance(sample, dict) and any(
-        isinstance(value, list) and any(isinstance(item, BaseDataElement) for item in value)
-        for value in sample.values()
+        isinstance(item, BaseDataElement) for value in sample.values() if isinstance(value, list) for item in value
     )
     if not is_list_of_samples:
         return map_tensors(expand, sample)

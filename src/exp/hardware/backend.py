@@ -89,6 +89,9 @@ class Collectives:
         gloo: whether gloo accepts tensors on this device. Otherwise they are copied through the CPU.
     """
 
+    staged_bytes = 0
+    """Bytes that this process has copied for sums from its device to the CPU and back."""
+
     def __init__(self, process_group: str, averages: bool = False, gloo: bool = False) -> None:
         self.process_group = process_group
         self.averages = averages

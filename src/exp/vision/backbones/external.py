@@ -15,7 +15,7 @@ from typing import Any, Sequence
 import torch
 from torch import nn
 
-from exp.errors import ConfigError, UnavailableError, first_line, nearest
+from exp.errors import ConfigError, UnavailableError, first_line, nearest, typed_line
 from exp.models.base import best_prefix
 from exp.runs.files import read_json
 from exp.vision.backbones.base import Backbone, Features, Published, State
@@ -140,9 +140,7 @@ def _library(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise UnavailableError(f"model.backbone needs the package {name} ({error}): pip install {name}") from error
     except Exception as error:
-        raise UnavailableError(
-            f"model.backbone: the package {name} does not load ({type(error).__name__}: {first_line(error)})"
-        ) from error
+        raise UnavailableError(f"model.backbone: the package {name} does not load ({typed_line(error)})") from error
 
 
 class Timm(External):
