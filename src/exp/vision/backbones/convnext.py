@@ -15,12 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.errors import ConfigError, nearest
 from exp.hardware.compat import autocast_disabled, recompute_in_backward
 from exp.models.dropout import DropPath
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import ConvNextConfig
-from exp.vision.backbones.published import Names, check_size, count_blocks, pixel_statistics, rename_published
+from exp.vision.backbones.published import (
+    Names,
+    check_size,
+    count_blocks,
+    find_size,
+    pixel_statistics,
+    rename_published,
+)
 
 __all__ = ["SIZES", "ConvNext", "Size"]
 
@@ -110,12 +116,8 @@ class ConvNext(Backbone):
     def __init__(self, in_channels: int = 3, **keys: Any) -> None:
         config = ConvNextConfig(**keys)
         super().__init__(in_channels, config.out_indices)
-        if config.size not in SIZES:
-            raise ConfigError(
-                f"model.backbone.size={config.size} is not one of {', '.join(SIZES)}{nearest(config.size, SIZES)}"
-            )
         self.size = config.size
-        depths, channels = SIZES[config.size]
+        depths, channels = find_size(config.size, SIZES)
         self.level_channels, self.level_strides = list(channels), [4, 8, 16, 32]
         self.activation_checkpointing = config.activation_checkpointing
         layers = [nn.Sequential(nn.Conv2d(in_channels, channels[0], 4, stride=4), _MapNorm(channels[0]))]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Iterable, Mapping, NamedTuple, Pattern, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Pattern, Sequence, TypeVar
 
 import torch
 
-from exp.errors import ConfigError
+from exp.errors import ConfigError, nearest
 from exp.models.base import best_prefix
 from exp.runs.files import read_json
 
-__all__ = ["Names", "check_size", "count_blocks", "pixel_statistics", "rename_published"]
+__all__ = ["Names", "check_size", "count_blocks", "find_size", "pixel_statistics", "rename_published"]
 
 State = Mapping[str, torch.Tensor]
+_Size = TypeVar("_Size")
 
 
 class Names(NamedTuple):
@@ -63,6 +64,17 @@ def rename_published(
         else:
             others[key] = value
     return weights, others
+
+
+def find_size(name: str, sizes: Mapping[str, _Size]) -> _Size:
+    """The size that ``model.backbone.size`` names.
+
+    Raises:
+        ConfigError: there is no such size.
+    """
+    if name not in sizes:
+        raise ConfigError(f"model.backbone.size={name} is not one of {', '.join(sizes)}{nearest(name, sizes)}")
+    return sizes[name]
 
 
 def check_size(found: Any, size: str, sizes: Mapping[str, Any], source: Path) -> None:

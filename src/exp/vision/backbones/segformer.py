@@ -15,12 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.errors import ConfigError, nearest
 from exp.hardware.compat import autocast_disabled, has_fused_attention, recompute_in_backward
 from exp.models.dropout import DropPath
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import MixTransformerConfig
-from exp.vision.backbones.published import Names, check_size, count_blocks, pixel_statistics, rename_published
+from exp.vision.backbones.published import (
+    Names,
+    check_size,
+    count_blocks,
+    find_size,
+    pixel_statistics,
+    rename_published,
+)
 
 __all__ = ["SIZES", "MixTransformer", "Size"]
 
@@ -197,12 +203,8 @@ class MixTransformer(Backbone):
     def __init__(self, in_channels: int = 3, **keys: Any) -> None:
         config = MixTransformerConfig(**keys)
         super().__init__(in_channels, config.out_indices)
-        if config.size not in SIZES:
-            raise ConfigError(
-                f"model.backbone.size={config.size} is not one of {', '.join(SIZES)}{nearest(config.size, SIZES)}"
-            )
         self.size, eps = config.size, config.norm_eps
-        depths, dim = SIZES[config.size]
+        depths, dim = find_size(config.size, SIZES)
         dims = [dim * heads for heads in _HEADS]
         self.level_channels, self.level_strides = dims, [4, 8, 16, 32]
         self.activation_checkpointing = config.activation_checkpointing

@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.errors import ConfigError, nearest
+from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, has_fused_attention, is_compiling, recompute_in_backward
 from exp.models.dropout import per_sample_active, sample_mask
 from exp.vision.backbones import vit_weights
 from exp.vision.backbones.base import Backbone, Features, Published
+from exp.vision.backbones.published import find_size
 from exp.vision.backbones.vit_weights import NORM_EPS, SIZES, Size, rope_periods
 from exp.vision.keys import VisionTransformerConfig
 
@@ -371,10 +372,7 @@ def resolve_size(config: VisionTransformerConfig) -> Size:
     Raises:
         ConfigError: there is no such size, or elements do not divide into heads.
     """
-    key = "model.backbone"
-    if config.size not in SIZES:
-        raise ConfigError(f"{key}.size={config.size} is not one of {', '.join(SIZES)}{nearest(config.size, SIZES)}")
-    default = SIZES[config.size]
+    default = find_size(config.size, SIZES)
     values: dict[str, Any] = {"embed_dim": config.embed_dim, "depth": config.depth, "num_heads": config.num_heads}
     changed = {name: value for name, value in values.items() if value is not None}
     hidden = default.hidden_dim * changed.get("embed_dim", default.embed_dim) // default.embed_dim
@@ -382,7 +380,7 @@ def resolve_size(config: VisionTransformerConfig) -> Size:
     unit = 4 * size.num_heads
     if size.embed_dim % unit:
         raise ConfigError(
-            f"{key}.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a multiple of "
-            f"4 elements; the nearest is embed_dim={max(round(size.embed_dim / unit), 1) * unit}"
+            f"model.backbone.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a "
+            f"multiple of 4 elements; the nearest is embed_dim={max(round(size.embed_dim / unit), 1) * unit}"
         )
     return size
