@@ -1,6 +1,6 @@
 """Intervals around forecasts: from the residuals of the validation split, or from the model's own distribution.
 
-They are calibrate by split conformal prediction, for any forecaster. The conformity score of each step and channel
+They are calibrated by split conformal prediction, for any forecaster. The conformity score of each step and channel
 depends on what the intervals are made of:
 
 - residuals: |y - forecast|, or y - forecast if both ends are separate (Lei et al., JASA 113(523), 2018);

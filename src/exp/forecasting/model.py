@@ -82,9 +82,10 @@ class Contract(NamedTuple):
         Raises:
             ConfigError: the model needs what the data do not have, or forecasts fewer columns.
         """
-        for key in (key for key, needed in self.inputs.items() if needed and key not in provided):
-            advice = "set data.future_covariates" if key == "future" else "take other data"
-            raise ConfigError(f"model: {self.name}.forward needs {key}, which the data do not have; {advice}")
+        for key, is_needed in self.inputs.items():
+            if is_needed and key not in provided:
+                advice = "set data.future_covariates" if key == "future" else "take other data"
+                raise ConfigError(f"model: {self.name}.forward needs {key}, which the data do not have; {advice}")
         if self.max_targets is not None and num_targets > self.max_targets:
             raise ConfigError(
                 f"model: {self.name} forecasts up to {self.max_targets} columns, and the data have {num_targets}; name "

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import Counter
 from pathlib import Path
-from typing import Any, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.model import BaseModel
@@ -15,7 +15,8 @@ from torch import nn
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 
 __all__ = [
-    "Model", "best_prefix", "has_user_loss", "has_user_part", "parameter_counts", "strip_prefix", "without_prefix",
+    "Model", "best_prefix", "has_user_loss", "has_user_part", "most_frequent_prefixes", "parameter_counts",
+    "strip_prefix", "without_prefix",
 ]  # fmt: skip
 
 _KNOWN = {"exp", "torch", "mmengine", "mmcv", "builtins", "functools", "operator", "_operator", "math", "numpy"}
@@ -203,14 +204,24 @@ def strip_prefix(state: Mapping[str, torch.Tensor], model_state: Mapping[str, ob
     Returns:
         The tensors. Tensors without the prefix keep their names, but are left out if the model has the same name.
     """
+    prefixes = most_frequent_prefixes(state, model_state.__contains__)
+    prefix = "" if not prefixes or "" in prefixes else best_prefix(prefixes)
+    return without_prefix(state, prefix, model_state)
+
+
+def most_frequent_prefixes(keys: Iterable[str], is_name: Callable[[str], bool]) -> list[str]:
+    """The prefixes, empty or up to a dot, under which most keys have names of a model; empty: no key has one.
+
+    Args:
+        keys: names of a file's tensors.
+        is_name: whether the rest of a key is a name of the model.
+    """
     fits: Counter[str] = Counter()
-    for key in state:
+    for key in keys:
         ends = (0, *(end for end, letter in enumerate(key, 1) if letter == "."))
-        fits.update(key[:end] for end in ends if key[end:] in model_state)
+        fits.update(key[:end] for end in ends if is_name(key[end:]))
     most = max(fits.values(), default=0)
-    return without_prefix(
-        state, "" if fits[""] == most else best_prefix(p for p in fits if fits[p] == most), model_state
-    )
+    return [prefix for prefix, count in fits.items() if count == most]
 
 
 def best_prefix(prefixes: Iterable[str]) -> str:

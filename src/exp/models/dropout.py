@@ -206,9 +206,21 @@ class DropPath(nn.Module):
 
     def forward(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
         """Args: branch: (B, ...), what is added to the residual; slot: see :func:`sample_mask`."""
-        if not self.training or self.p == 0.0:
-            return branch
-        if per_sample_active(self):
-            return branch * sample_mask(self, branch, self.p, slot, per_sample=True)
-        keep, shape = 1.0 - self.p, (branch.shape[0], *[1] * (branch.dim() - 1))
-        return branch * (torch.empty(shape, device=branch.device, dtype=branch.dtype).bernoulli_(keep) / keep)
+        return drop_path(self, branch, self.p, slot)
+
+
+def drop_path(module: nn.Module, branch: torch.Tensor, p: float, slot: int = 0) -> torch.Tensor:
+    """Leave out a residual branch of some samples.
+
+    Args:
+        module: the module that has the branch; its mode and, by sample, its name count.
+        branch: (B, ...), what is added to the residual.
+        p: probability with which a sample skips the branch.
+        slot: see :func:`sample_mask`.
+    """
+    if not module.training or p == 0.0:
+        return branch
+    if per_sample_active(module):
+        return branch * sample_mask(module, branch, p, slot, per_sample=True)
+    keep, shape = 1.0 - p, (branch.shape[0], *[1] * (branch.dim() - 1))
+    return branch * (torch.empty(shape, device=branch.device, dtype=branch.dtype).bernoulli_(keep) / keep)

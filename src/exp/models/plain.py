@@ -84,6 +84,9 @@ class PlainModel(Model):
             modules.append(_make(key, arguments, data_arguments, functions=True))
         self.losses = nn.ModuleList(modules)
         self._loss_paths = [loss.name if isinstance(loss, _Function) else qualified_name(loss) for loss in modules]
+        self._compares_elements = [
+            path.startswith("torch.nn.") and path.rpartition(".")[2] in _ELEMENTWISE for path in self._loss_paths
+        ]
         self.loss_names = [*_loss_names(self._loss_paths)]
         parameters = inspect.signature(self.network.forward).parameters
         self._named = [name for name, value in parameters.items() if value.kind in _NAMED]
@@ -121,7 +124,7 @@ class PlainModel(Model):
                 "set model.target to the key with the target",
                 key="model.target",
             )
-        values = [self._loss(loss, path, output, key, batch[key]) for loss, path in zip(self.losses, self._loss_paths)]
+        values = [self._loss(number, loss, output, key, batch[key]) for number, loss in enumerate(self.losses)]
         self._has_run = True
         return {
             name: value if weight == 1.0 else value * weight
@@ -192,9 +195,10 @@ class PlainModel(Model):
             )
         return part
 
-    def _loss(self, loss: nn.Module, name: str, output: torch.Tensor, key: str, target: torch.Tensor) -> torch.Tensor:
-        """The value of a loss, a 0-dim tensor; ``name`` is its path."""
-        if name.rpartition(".")[2] in _ELEMENTWISE and name.startswith("torch.nn."):
+    def _loss(self, number: int, loss: nn.Module, output: torch.Tensor, key: str, target: torch.Tensor) -> torch.Tensor:
+        """The value of a loss, a 0-dim tensor."""
+        name = self._loss_paths[number]
+        if self._compares_elements[number]:
             if output.shape != target.shape:
                 raise ConfigError(
                     f"model: {self._shapes(output, key, target)}; {name} compares them element by element, so the "

@@ -106,9 +106,9 @@ class Distiller(ImageModel):
             target = self._teacher(image.device)(image)
         with autocast_disabled(image.device.type):
             patches, target_patches = (features.maps[0].permute(0, 2, 3, 1) for features in (student, target))
-            target_cls = _normalize_features(target.vectors()[0].float())
+            target_cls = _normalize_features(target.tokens()[0].float())
             target_patches = _normalize_features(_resize_patches(target_patches, patches.shape[1:3]))
-            student_cls = self.project_cls(self.dropout(student.vectors()[0]))
+            student_cls = self.project_cls(self.dropout(student.tokens()[0]))
             student_patches = self.project_patches(self.dropout(patches))
             patch_similarity = _cosine(student_patches, target_patches).mean(dim=(1, 2))
             similarity = CosineSimilarity(_cosine(student_cls, target_cls), patch_similarity)

@@ -175,7 +175,7 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
                 patches = torch.empty(rows, columns, inner.shape[-1])
             patches[tall, wide] = inner[tall.start - top : tall.stop - top, wide.start - left : wide.stop - left]
             share = (tall.stop - tall.start) * (wide.stop - wide.start) / (rows * columns)
-            cls = cls + share * features.vectors()[0][0].float().cpu()
+            cls = cls + share * features.tokens()[0][0].float().cpu()
             session.backend.end_batch()
     return cls, patches
 
@@ -389,11 +389,9 @@ def _batch_arrays(session: Session, model: Any, batch: Any) -> dict[str, np.ndar
         )
     with torch.no_grad(), session.backend.autocast(session.config.precision):
         features = model.features(batch["image"].to(session.device), model.out_indices)
-    vectors = features.vectors()
-    count = len(vectors) // len(features.maps)  # the CLS token and the mean, or the mean alone
     values = {
-        "cls": vectors[::count],
-        "mean": vectors[count - 1 :: count],
+        "cls": features.tokens(),
+        "mean": features.means(),
         "patches": [level.permute(0, 2, 3, 1).float() for level in features.maps],
     }
     arrays = {name: torch.cat(values[name], dim=-1).cpu().numpy() for name in kinds}

@@ -30,7 +30,7 @@ def preflight(data: Mapping[str, Any]) -> None:
         data: ``config.data``.
 
     Raises:
-        DataError: a value is out of range; or see :mod:`exp.forecasting.data.files`.
+        DataError: a value is out of range; or see :func:`find_file` and :func:`read_header`.
     """
     config = ForecastingDataConfig(**data)
     for key, choices in (("split", SPLITS), ("missing", ("error", "mask")), ("device_cache", (True, False, "auto"))):

@@ -35,9 +35,17 @@ class Features:
     maps: list[torch.Tensor]
     cls: list[torch.Tensor] | None = None
 
+    def means(self) -> list[torch.Tensor]:
+        """For each level the mean over the cells, (B, C_i)."""
+        return [level.permute(0, 2, 3, 1).mean(dim=(1, 2)) for level in self.maps]
+
+    def tokens(self) -> list[torch.Tensor]:
+        """For each level the CLS token, (B, C_i); without such a token the mean over the cells."""
+        return self.means() if self.cls is None else self.cls
+
     def vectors(self) -> list[torch.Tensor]:
         """For each level the CLS token, if there is one, and the mean over the cells, (B, C_i) each."""
-        means = [level.permute(0, 2, 3, 1).mean(dim=(1, 2)) for level in self.maps]
+        means = self.means()
         return means if self.cls is None else [vector for pair in zip(self.cls, means) for vector in pair]
 
     def split(self, count: int) -> tuple[Features, Features]:
@@ -270,6 +278,10 @@ class Backbone(nn.Module):
             if id(module) in owners:
                 return owners[id(module)]
         return 0
+
+    def requested_levels(self, out_indices: Sequence[int] | None) -> list[int]:
+        """The levels that :meth:`forward` returns; None: those of the attribute."""
+        return self.out_indices if out_indices is None else list(out_indices)
 
     def lacks(self, member: str) -> ConfigError:
         """The error for an optional method that this class does not have."""

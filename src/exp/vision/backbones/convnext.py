@@ -139,7 +139,7 @@ class ConvNext(Backbone):
 
     def forward(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> Features:
         """See :meth:`exp.vision.backbones.base.Backbone.forward`."""
-        indices = self.out_indices if out_indices is None else list(out_indices)
+        indices = self.requested_levels(out_indices)
         x, maps, means = self.pad(image), {}, {}
         for level, (halve, blocks) in enumerate(zip(self.downsample[: max(indices) + 1], self.blocks)):
             x = halve(x).float()  # the residual stream is float32, also under autocast

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError, UnavailableError, first_line, nearest, typed_line
-from exp.models.base import best_prefix
+from exp.models.base import best_prefix, most_frequent_prefixes
 from exp.runs.files import read_json
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import TimmConfig, TransformersConfig
@@ -66,23 +65,19 @@ class External(Backbone):
     def forward(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> Features:
         """See :meth:`exp.vision.backbones.base.Backbone.forward`; all levels are computed."""
         maps = self.maps(self.pad(image))
-        return Features([maps[level].float() for level in (self.out_indices if out_indices is None else out_indices)])
+        return Features([maps[level].float() for level in self.requested_levels(out_indices)])
 
     def stages(self) -> list[list[nn.Module]]:
-        """For each level the modules that it needs and no earlier one does; none is inside another."""
+        """For each level the modules that it is the first to need; no module contains another."""
         return [[self.get_submodule(name) for name in names] for names in self._stages]
 
     def adapt_state_dict(self, state: State, source: Path) -> Published | None:
         """Read weights by the library's names, under any prefix. timm changes dots of names to underscores."""
         names = {_plain(name): f"network.{name}" for name in self.network.state_dict()}
-        fits: Counter[str] = Counter()
-        for key in state:
-            ends = (0, *(end for end, letter in enumerate(key, 1) if letter == "."))
-            fits.update(key[:end] for end in ends if _plain(key[end:]) in names)
-        if not fits:
+        prefixes = most_frequent_prefixes(state, lambda name: _plain(name) in names)
+        if not prefixes:
             return None
-        most = max(fits.values())
-        prefix = best_prefix(prefix for prefix in fits if fits[prefix] == most)
+        prefix = best_prefix(prefixes)
         weights: dict[str, torch.Tensor] = {}
         others: dict[str, torch.Tensor] = {}
         for key, value in state.items():

@@ -11,10 +11,10 @@ import torch
 from exp.errors import ConfigError, nearest
 from exp.models.base import best_prefix
 from exp.runs.files import read_json
+from exp.vision.backbones.base import State
 
-__all__ = ["Names", "check_size", "count_blocks", "find_size", "pixel_statistics", "rename_published"]
+__all__ = ["Names", "check_size", "count_blocks", "find_prefix", "find_size", "pixel_statistics", "rename_published"]
 
-State = Mapping[str, torch.Tensor]
 _Size = TypeVar("_Size")
 
 
@@ -50,10 +50,9 @@ def rename_published(
         The backbone's tensors by the names here, and the others by their names in the file; None if no name is a
         landmark.
     """
-    matches = [match for match in map(names.landmark.match, state) if match]
-    if not matches:
+    prefix = find_prefix(names.landmark, state)
+    if prefix is None:
         return None
-    prefix = best_prefix(match.group(1) for match in matches)
     inside, weights, others = set(modules), {}, {}
     for key, value in state.items():
         name = key[len(prefix) :]
@@ -64,6 +63,17 @@ def rename_published(
         else:
             others[key] = value
     return weights, others
+
+
+def find_prefix(landmark: Pattern[str], state: State) -> str | None:
+    """The prefix of a published network's names, such as ``backbone.``, which may be empty; None: there is none.
+
+    Args:
+        landmark: as in :class:`Names`. For several networks see :func:`exp.models.base.best_prefix`.
+        state: tensors by name.
+    """
+    prefixes = [match.group(1) for match in map(landmark.match, state) if match]
+    return best_prefix(prefixes) if prefixes else None
 
 
 def find_size(name: str, sizes: Mapping[str, _Size]) -> _Size:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.hardware.compat import autocast_disabled, has_fused_attention, recompute_in_backward
+from exp.hardware.compat import autocast_disabled, recompute_in_backward
 from exp.models.dropout import DropPath
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import MixTransformerConfig
@@ -27,6 +27,7 @@ from exp.vision.backbones.published import (
     pixel_statistics,
     rename_published,
 )
+from exp.vision.backbones.vit import attend, attention_weights
 
 __all__ = ["SIZES", "MixTransformer", "Size"]
 
@@ -121,17 +122,12 @@ class _Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, h, w, D) -> (B, h, w, D)."""
-        query, key, value = self._heads(x)
-        if has_fused_attention():
-            mixed = F.scaled_dot_product_attention(query, key, value)
-        else:
-            mixed = _weights(query, key).to(value.dtype) @ value
-        return self.proj(mixed.transpose(1, 2).reshape(x.shape))
+        return self.proj(attend(*self._heads(x)).transpose(1, 2).reshape(x.shape))
 
     def weights(self, x: torch.Tensor) -> torch.Tensor:
         """(B, h, w, D) -> (B, heads, N, M); each row has the sum 1."""
         query, key, _ = self._heads(x)
-        return _weights(query, key)
+        return attention_weights(query, key)
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (B, heads, N, D / heads), keys and values (B, heads, M, D / heads)."""
@@ -143,10 +139,6 @@ class _Attention(nn.Module):
         pairs = self.kv(smaller).view(batch, -1, 2, self.num_heads, dim // self.num_heads)
         key, value = pairs.permute(2, 0, 3, 1, 4)
         return query, key, value
-
-
-def _weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return torch.softmax((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1), dim=-1)
 
 
 class _MixMlp(nn.Module):
@@ -228,13 +220,13 @@ class MixTransformer(Backbone):
 
     def forward(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> Features:
         """See :meth:`exp.vision.backbones.base.Backbone.forward`."""
-        indices = self.out_indices if out_indices is None else list(out_indices)
+        indices = self.requested_levels(out_indices)
         maps, _ = self._run(image, max(indices))
         return Features([maps[level] for level in indices])
 
     def attention(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> list[torch.Tensor]:
         """Attention weights of the last block of each level, (B, heads, N, M)."""
-        indices = self.out_indices if out_indices is None else list(out_indices)
+        indices = self.requested_levels(out_indices)
         _, inputs = self._run(image, max(indices))
         return [self.blocks[level][-1].attention(inputs[level]) for level in indices]
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, has_fused_attention, is_compiling, recompute_in_backward
-from exp.models.dropout import per_sample_active, sample_mask
+from exp.models.dropout import drop_path
 from exp.vision.backbones import vit_weights
 from exp.vision.backbones.base import Backbone, Features, Published
 from exp.vision.backbones.published import find_size
@@ -161,8 +161,12 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
     """Scaled dot-product attention of (B, heads, N, E) each, fused where the device can."""
     if has_fused_attention():
         return F.scaled_dot_product_attention(query, key, value)
-    weights = torch.softmax((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1), dim=-1)
-    return weights.to(value.dtype) @ value
+    return attention_weights(query, key).to(value.dtype) @ value
+
+
+def attention_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """(B, heads, N, E) and (B, heads, M, E) -> (B, heads, N, M); each row has the sum 1."""
+    return torch.softmax((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1), dim=-1)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -232,17 +236,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(B, N, D) -> (B, N, D)."""
-        x = x + self._drop_path(self.ls1(self.attn(self.norm1(x), cos, sin)))
-        return x + self._drop_path(self.ls2(self.mlp(self.norm2(x))), slot=1)
-
-    def _drop_path(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
-        if not self.training or self.drop_path_rate == 0.0:
-            return branch
-        if per_sample_active(self):
-            return branch * sample_mask(self, branch, self.drop_path_rate, slot, per_sample=True)
-        keep = 1.0 - self.drop_path_rate
-        keep_mask = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)
-        return branch * (keep_mask / keep)
+        x = x + drop_path(self, self.ls1(self.attn(self.norm1(x), cos, sin)), self.drop_path_rate)
+        return x + drop_path(self, self.ls2(self.mlp(self.norm2(x))), self.drop_path_rate, slot=1)
 
 
 class PatchEmbedding(nn.Module):
@@ -305,7 +300,7 @@ class VisionTransformer(Backbone):
 
     def forward(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> Features:
         """See :class:`exp.vision.backbones.base.Backbone`; maps are after the final norm."""
-        indices = self.out_indices if out_indices is None else list(out_indices)
+        indices = self.requested_levels(out_indices)
         tokens, cos, sin, (height, width) = self._embed(image)
         outputs: dict[int, torch.Tensor] = {}
         for index, block in enumerate(self.blocks[: max(indices) + 1]):
@@ -338,7 +333,7 @@ class VisionTransformer(Backbone):
 
     def attention(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> list[torch.Tensor]:
         """See :class:`exp.vision.backbones.base.Backbone`: (B, heads, N, N) of blocks, of all tokens."""
-        indices = self.out_indices if out_indices is None else list(out_indices)
+        indices = self.requested_levels(out_indices)
         tokens, cos, sin, _ = self._embed(image)
         weights: dict[int, torch.Tensor] = {}
         block: Any

@@ -19,10 +19,9 @@ import torch
 from safetensors.torch import save
 
 from exp.errors import ConfigError
-from exp.models.base import best_prefix
 from exp.runs.files import read_json, write_atomically, write_json
-from exp.vision.backbones.base import Published
-from exp.vision.backbones.published import pixel_statistics
+from exp.vision.backbones.base import Published, State
+from exp.vision.backbones.published import find_prefix, pixel_statistics
 
 __all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "SidecarConfig", "Size", "check_backbone", "pretraining_of",
            "read_published", "read_sidecar_config", "rope_periods", "write_huggingface"]  # fmt: skip
@@ -76,7 +75,6 @@ def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
     return base ** (torch.arange(quarter, dtype=torch.float32) / quarter)
 
 
-_State = Mapping[str, torch.Tensor]
 _MODEL_TYPE = "dinov3_vit"
 
 _NAMES = {
@@ -102,7 +100,7 @@ _HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
 """Published names of tensors that belong to a head, beside those of a backbone without prefix."""
 
 
-def _adapt_published(state: _State) -> dict[str, torch.Tensor]:
+def _adapt_published(state: State) -> dict[str, torch.Tensor]:
     """Published weights under the names of :class:`exp.vision.backbones.vit.VisionTransformer`.
 
     Args:
@@ -136,18 +134,7 @@ def _adapt_published(state: _State) -> dict[str, torch.Tensor]:
     return adapted
 
 
-def _published_prefix(state: _State) -> str | None:
-    """The prefix of the names of a published backbone, such as ``backbone.`` or ``teacher.backbone.``.
-
-    Returns:
-        An empty string for a backbone without prefix; None if there is no backbone. For several backbones see
-        :func:`exp.models.base.best_prefix`.
-    """
-    prefixes = [match.group(1) for match in map(_LANDMARK.match, state) if match]
-    return best_prefix(prefixes) if prefixes else None
-
-
-def _with_periods(state: _State, sidecar: SidecarConfig) -> dict[str, torch.Tensor]:
+def _with_periods(state: State, sidecar: SidecarConfig) -> dict[str, torch.Tensor]:
     """Add the periods of the rotary embedding if the weights have none, as transformers computes them.
 
     Args:
@@ -164,7 +151,7 @@ def _with_periods(state: _State, sidecar: SidecarConfig) -> dict[str, torch.Tens
     return {**state, "rope.periods": rope_periods(token.shape[-1] // heads, sidecar.rope_base)}
 
 
-def _infer_keys(state: _State) -> tuple[dict[str, Any], int]:
+def _infer_keys(state: State) -> tuple[dict[str, Any], int]:
     """Infer the keys of ``model`` and the number of heads from adapted weights of a backbone.
 
     The number of heads follows from the periods of the rotary embedding; without them it is that of the published size,
@@ -192,7 +179,7 @@ def _infer_keys(state: _State) -> tuple[dict[str, Any], int]:
     return {**keys, "embed_dim": dim, "depth": depth, **({"num_heads": heads} if heads else {})}, heads
 
 
-def _refuse_convnext(state: _State, source: Path) -> None:
+def _refuse_convnext(state: State, source: Path) -> None:
     """Refuse the weights of a ConvNeXt, in the names of the authors, transformers or timm.
 
     Raises:
@@ -204,7 +191,7 @@ def _refuse_convnext(state: _State, source: Path) -> None:
         )
 
 
-def check_backbone(state: _State, model_state: _State, source: Path) -> None:
+def check_backbone(state: State, model_state: State, source: Path) -> None:
     """Refuse weights of another size, patch size or kind than the model's.
 
     Args:
@@ -285,7 +272,7 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     return SidecarConfig(heads, base, statistics, from_exp="band_names" in config)
 
 
-def read_published(backbone: Any, state: _State, source: Path) -> Published | None:
+def read_published(backbone: Any, state: State, source: Path) -> Published | None:
     """Read a published file, with rotary periods and pixel statistics from the files beside it.
 
     The backbone may have a prefix such as ``teacher.backbone.``; the heads of that model are not used.
@@ -299,7 +286,7 @@ def read_published(backbone: Any, state: _State, source: Path) -> Published | No
         ConfigError: the weights are of another family.
     """
     _refuse_convnext(state, source)
-    prefix = _published_prefix(state)
+    prefix = find_prefix(_LANDMARK, state)
     if prefix is None:
         return None
     sidecar = read_sidecar_config(source)

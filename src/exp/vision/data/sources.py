@@ -1,6 +1,6 @@
 """Several sources in one data set: each has its folder, layout, classes, bands and modality.
 
-``data.sources`` is a list. The keys of a source are keys of ``data`` that it sets otherwise, and two of its own:
+``data.sources`` is a list. The keys of a source are keys of ``data`` that it overrides, and two of its own:
 ``weight``, its share of the samples of each training epoch, and ``class_map``, its class -> a class of the data (null:
 ignored). A data set without ``data.sources`` is one source.
 """
