@@ -46,6 +46,12 @@ def test_what_would_make_another_training_is_refused():
         assert [(change.key, change.new, found.allowed) for change in found.refused] == [(key, value, ())]
 
 
+def test_of_another_class_only_the_class_is_named():
+    """The keys of one class mean nothing to another: 21 of them hid what was changed."""
+    found = changed({"model": {"_target_": "my_net.DLinear", "lookback": 96}, "seed": 2})
+    assert [change.key for change in found.refused] == ["model._target_", "seed"]
+
+
 def test_what_has_no_meaning_for_a_training_is_not_listed():
     quiet = {"output_dir": "b", "resume": "auto", "batch_size": 16, "task.input": "x", "reference": {}}
     assert changed({**quiet, "record.differs": ["y"]}) == Changes()

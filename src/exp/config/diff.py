@@ -160,15 +160,14 @@ def all_changes(old: ExpConfig, new: ExpConfig) -> list[Change]:
     return sorted(_compare(to_plain(old), to_plain(new)), key=lambda change: bool(_IGNORED.fullmatch(change.key)))
 
 
-def _compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    before, after = dict(_leaves(old)), dict(_leaves(new))
-    both = (Change(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after]))
-    return [change for change in both if change.old != change.new]
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _compare(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+    """The keys that differ; of a section whose class differs only ``_target_``: its other keys have another meaning."""
+    keys = dict.fromkeys([*old, *new])
+    if old.get("_target_") != new.get("_target_") and "_target_" in old and "_target_" in new:
+        keys = {"_target_": None}
+    for key in keys:
+        before, after = (None if part.get(key) == {} else part.get(key) for part in (old, new))
+        if before != after and all(part is None or isinstance(part, Mapping) for part in (before, after)):
+            yield from _compare(before or {}, after or {}, f"{prefix}{key}.")
+        elif before != after:
+            yield Change(f"{prefix}{key}", before, after)
