@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.behaviour.conftest import first_line, losses, ran
 
@@ -58,6 +59,30 @@ def test_a_module_and_a_loss_train_alike_on_one_rank_and_two_and_are_evaluated_a
     assert first_line(net("task=eval", "init_from=one", "output_dir=not")).count("plugins=[my_net]") == 1
     ran(net, "task=predict", "plugins=[my_net]", "init_from=one", "output_dir=said")
     assert net.result("said")["files"]
+
+
+def test_a_trained_module_is_exported_as_a_program_of_its_own(net):
+    ran(net, *PLAIN, L1, "output_dir=run")
+    command = ("task=export", "plugins=[my_net]", "init_from=run", "backend=cpu")
+    done = net(*command, "output_dir=out")
+    assert done.returncode == 0, done.stderr
+    about = json.loads((net.path("out") / "export" / "export.json").read_text())
+    assert about["inputs"] == {"x": {"shape": ["B", 96, 7], "dtype": "float32"}}
+    assert list(about["skipped"]) == ["huggingface"]
+    assert "write_huggingface" in about["skipped"]["huggingface"]
+    assert about["skipped"]["huggingface"] in done.stdout + done.stderr
+    program = torch.jit.load(str(net.path("out") / "export" / "model.torchscript.pt"))
+    state = torch.load(str(net.path("run") / "checkpoints" / "best.pth"))["state_dict"]
+    x = torch.randn(5, 96, 7)
+    rows = x.transpose(1, 2)
+    trend = torch.nn.functional.avg_pool1d(rows, 25, 1, 12, count_include_pad=False)
+    parts = [(trend, "trend"), (rows - trend, "rest")]
+    expected = sum(v @ state[f"network.{n}.weight"].T + state[f"network.{n}.bias"] for v, n in parts).transpose(1, 2)
+    torch.testing.assert_close(program(x=x), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match=r"export\.json"):
+        program(torch.zeros(5, 95, 7))
+    for setting, word in (("task.formats=[huggingface]", "write_huggingface"), ("task.size=32", "task.size")):
+        assert word in first_line(net(*command, setting, "output_dir=refused"))
 
 
 def test_its_own_weights_are_read_as_torch_has_saved_them(net):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import exp as public
-from tests.behaviour.conftest import SCENES, TILES, losses, result
+from tests.behaviour.conftest import SCENES, SHORT, TILES, losses, result
 from tests.simulators import needs_current_card
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -100,6 +100,35 @@ def test_exported_programs_compute_what_the_model_does(exp, trained):
         done = exp("task=export", "backend=cpu", f"init_from={trained('tiles')}", settings, "output_dir=refused")
         assert done.returncode == 2
         assert key in done.stderr.splitlines()[0]
+
+
+def test_a_forecaster_is_exported_with_all_that_it_needs(exp, trained):
+    formats = ["torchscript", *(["torch_export"] if TORCH >= (2, 5) else [])]
+    folder = run(exp, "out", "task=export", f"init_from={trained('forecast')}", f"task.formats=[{','.join(formats)}]",
+                 "backend=cpu") / "export"  # fmt: skip
+    about = json.loads((folder / "export.json").read_text())
+    assert list(about["inputs"]) == ["x", "marks"]
+    assert set(about["differences"]) == set(formats)
+    model = public.open_run(trained("forecast")).model()
+    shapes = [[5, *about["inputs"][name]["shape"][1:]] for name in ("x", "marks")]
+    x, marks = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in shapes)
+    program = torch.jit.load(str(folder / "model.torchscript.pt"))
+    with torch.no_grad():
+        expected = model(x=x, marks=marks, mode="tensor")
+        torch.testing.assert_close(program(marks=marks, x=x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_formats_that_a_backbone_cannot_be_written_in_are_left_out_unless_they_are_named(exp):
+    run(exp, "run", *SCENES[:2], *SHORT, "model/backbone=segformer_b0", "data.size=32", "global_batch_size=8",
+        "data.split_ratio=[0.4,0.3,0.3]", "max_steps=1", "schedule.warmup_steps=0")  # fmt: skip
+    folder = run(exp, "out", "task=export", "init_from=run", "backend=cpu") / "export"
+    about = json.loads((folder / "export.json").read_text())
+    assert {path.name for path in folder.iterdir()} == {"export.json", "model.torchscript.pt"}
+    assert "write_huggingface" in about["skipped"]["huggingface"]
+    assert about["differences"]["torchscript"] <= 1e-4
+    done = exp("task=export", "init_from=run", "backend=cpu", "task.formats=[huggingface]", "output_dir=refused")
+    assert done.returncode == 2
+    assert "write_huggingface" in done.stderr.splitlines()[0]
 
 
 KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET, "distillation": DISTIL,

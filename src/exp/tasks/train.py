@@ -1,10 +1,11 @@
-"""Tasks of a model: task=train (with validation, then a test of the best weights), eval, predict and estimate."""
+"""Tasks of a model: train (with validation, then a test of the best weights), eval, predict, export and estimate."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
 
 from exp.config.check import preflight_of
+from exp.errors import ConfigError, nearest
 from exp.task import ParentTask, Task, named_task
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.session import Session
 
-__all__ = ["Estimate", "Eval", "Predict", "Train"]
+__all__ = ["Estimate", "Eval", "Export", "Predict", "Train"]
 
 
 @named_task
@@ -99,3 +100,39 @@ class Estimate(ParentTask):
         from exp.estimate.command import write_estimate
 
         return write_estimate(config, list(overrides))
+
+
+_FORMATS = ("huggingface", "torchscript", "torch_export")
+
+
+@named_task
+class Export(Task):
+    """Writes a trained model as files for other programs, and compares them with the model."""
+
+    formats: Optional[List[str]] = None
+    """``huggingface`` (the backbone of a model of images, for transformers), ``torchscript``, ``torch_export`` (torch
+    >= 2.5); null: the first two, as far as the model can be written in them."""
+    size: Optional[int] = None
+    """Side in pixels of the images that ``torchscript`` and ``torch_export`` take; null: ``data.size``."""
+    tolerance: float = 1e-4
+    """Largest allowed difference from the model's outputs, as a share of the largest output."""
+
+    needs_weights: ClassVar[bool] = True
+    has_comparable_result: ClassVar[bool] = False
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse unknown formats and several processes."""
+        formats = _FORMATS if self.formats is None else self.formats
+        unknown = [name for name in formats if name not in _FORMATS]
+        if unknown or not formats:
+            value, hint = (unknown[0], nearest(unknown[0], _FORMATS)) if unknown else ("[]", "")
+            raise ConfigError(f"task.formats={value} must be of {', '.join(_FORMATS)}{hint}")
+        if config.nproc > 1 or config.launcher.nnodes > 1:
+            raise ConfigError("task=export runs in one process; set nproc=1")
+        config.compile = False  # export records the plain model
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Export (:func:`exp.engine.export.export`)."""
+        from exp.engine.export import export
+
+        return export(session)

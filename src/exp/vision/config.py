@@ -9,7 +9,7 @@ from exp.plugins import Family, Plugin
 from exp.vision import keys
 from exp.vision.backbones import keys as backbone_keys
 from exp.vision.data import keys as data_keys
-from exp.vision.tasks import Export, Features, Probe, Stats
+from exp.vision.tasks import Features, Probe, Stats
 
 __all__ = ["PredictKeys", "plugin"]
 
@@ -56,7 +56,7 @@ plugin = Plugin(
         "data/distillation": data_keys.DistillationDataConfig,
         "data/scenes": data_keys.SceneDataConfig,
         "data/segmentation": data_keys.SegmentationDataConfig,
-        **{f"task/{task.name}": task for task in (Export, Features, Probe, Stats)},
+        **{f"task/{task.name}": task for task in (Features, Probe, Stats)},
     },
     keys={"task/predict": PredictKeys},
     families={

@@ -1,4 +1,4 @@
-"""Tasks for image data: export, features, stats, probe."""
+"""Tasks for image data: features, stats, probe."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = ["Export", "Features", "Probe", "Stats"]
-
-
-_FORMATS = ("huggingface", "torchscript", "torch_export")
+__all__ = ["Features", "Probe", "Stats"]
 
 
 def refuse_unknown(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
@@ -25,36 +22,6 @@ def refuse_unknown(key: str, values: Sequence[str], choices: Sequence[str]) -> N
     if unknown or not values:
         value, hint = (unknown[0], nearest(unknown[0], choices)) if unknown else ("[]", "")
         raise ConfigError(f"{key}={value} must be of {', '.join(choices)}{hint}")
-
-
-@dataclass
-class Export(Task):
-    """task=export: write a trained model as files for other programs, and compare them with the model."""
-
-    _target_: str = "exp.vision.tasks.Export"
-    name: str = "export"
-    formats: List[str] = field(default_factory=lambda: ["huggingface", "torchscript"])
-    """``huggingface`` (the backbone, for transformers), ``torchscript``, ``torch_export`` (torch >= 2.5)."""
-    size: Optional[int] = None
-    """Side in pixels of the images that ``torchscript`` and ``torch_export`` take; null: ``data.size``."""
-    tolerance: float = 1e-4
-    """Largest allowed difference from the model's outputs, as a share of the largest output."""
-
-    needs_weights: ClassVar[bool] = True
-    has_comparable_result: ClassVar[bool] = False
-
-    def check(self, config: ExpConfig) -> None:
-        """Refuse unknown formats and several processes."""
-        refuse_unknown("task.formats", self.formats, _FORMATS)
-        if config.nproc > 1 or config.launcher.nnodes > 1:
-            raise ConfigError("task=export runs in one process; set nproc=1")
-        config.compile = False  # export records the plain model
-
-    def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.export.export`."""
-        from exp.vision.export import export
-
-        return export(session)
 
 
 @dataclass
