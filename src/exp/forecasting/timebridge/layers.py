@@ -46,7 +46,8 @@ def attention(
         weights = weights * sample_mask(owner, weights, dropout_p)
     elif dropout_p > 0.0:
         weights = dropout(weights, dropout_p)
-    return torch.bmm(weights, value.flatten(0, 1)).unflatten(0, query.shape[:2])
+    # Here and below not unflatten, which torch 1.10 cannot trace.
+    return torch.bmm(weights, value.flatten(0, 1)).view(*query.shape[:3], value.shape[-1])
 
 
 def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
@@ -130,7 +131,7 @@ class MultiHeadAttention(nn.Module):
         return self._attend(query, key, self.v_proj(tokens))
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        query, key, value = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+        query, key, value = (x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2) for x in (query, key, value))
         mixed = attention(query, key, value, self.dropout if self.training else 0.0, owner=self)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -160,7 +161,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, series: torch.Tensor) -> torch.Tensor:
         """``series``: (B, C, L); result: (B, C, L / period, d_model)."""
-        return self.proj(series.unflatten(-1, (-1, self.period)))
+        return self.proj(series.view(*series.shape[:-1], -1, self.period))
 
 
 class Encoder(nn.Module):
@@ -249,7 +250,7 @@ class PatchDownsampling(_Layer):
         patches = tokens.flatten(0, 1)
         queries = F.conv1d(patches, self._mixture().unsqueeze(-1))
         mixed = self.attention.from_queries(queries, patches) + self.dropout(queries)
-        return self._feed_forward(mixed.unflatten(0, tokens.shape[:2]))
+        return self._feed_forward(mixed.view(*tokens.shape[:2], *mixed.shape[1:]))
 
     def _mixture(self) -> torch.Tensor:
         """(patches_out, patches_in): conv2([conv1 x, mean x]) + conv1 x, as one matrix for x."""
