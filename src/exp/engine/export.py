@@ -74,7 +74,7 @@ def export(session: Session) -> dict[str, Any]:
     ``model.torchscript.pt`` and ``model.pt2`` are the model in mode ``tensor``. Their arguments are the tensors of a
     batch that the model needs, by their names; batches have any size, and all else of a shape is as recorded. A model
     may have ``export_batches(config)``, ``describe_export(data, batch, formats)``, ``merge_updates()`` and
-    ``write_huggingface(folder, batch, say)``, as :class:`exp.vision.models.ImageModel` does. ``export.json`` describes
+    ``write_huggingface(folder, batch, say)``. ``export.json`` describes
     inputs and output. All is computed on the CPU in float32, for any backend.
 
     Raises:
