@@ -99,3 +99,23 @@ def test_a_period_as_in_the_authors_code_and_what_weights_do_not_tell(exp):
     done = ran(exp, *sizes, "task=eval", "init_from=checkpoint.pth", "output_dir=said")
     assert "model.num_heads=2, model.stable_len=6" in done.stdout
     assert result(exp.path("said"))["metrics"] == result(exp.path("run"))["metrics"]
+
+
+def test_splits_by_size_and_date_and_a_refit_on_all_rows(exp):
+    etth1(0, 600).to_csv(exp.path("own.csv"), index=False)
+    own = ["data=csv", "data.name=own", f"data.root={exp.folder}", "data.file=own.csv", "data.channels=7", *TINY]
+    ran(exp, *own, "data.horizon=24", "data.val_size=0.2", "data.test_start=2016-07-21 00:00:00", "output_dir=run")
+    windows = result(exp.path("run"))["data"]
+    assert [windows[split] for split in ("train", "val", "test")] == [360 - 120 + 1, 120 - 24 + 1, 120 - 24 + 1]
+    ran(exp, *own, "data.val_size=24", "output_dir=no", code=2)
+    futures = []
+    for name, refit in (("once", "false"), ("twice", "true")):
+        words = ["task=predict", "init_from=run", f"task.refit={refit}", "task.num_windows=1", "plots=false", "nproc=2"]
+        ran(exp, *words, "backend=cpu", f"output_dir={name}")
+        futures.append(table(exp.path(name) / "forecasts" / "future.csv"))
+    assert result(exp.path("once"))["metrics"] == result(exp.path("twice"))["metrics"]
+    assert futures[0] != futures[1]
+    (note,) = result(exp.path("twice"))["data"]["notes"]
+    assert "all 600 rows (481 windows) for 4 steps" in note
+    weights = [torch.load(path)["meta"] for path in sorted(exp.path("twice").glob("checkpoints/*.pth"))]
+    assert [(meta["step"], meta["samples"]) for meta in weights] == [(4, 128)]

@@ -15,6 +15,7 @@ scores are exchangeable (Vovk, Gammerman and Shafer 2005).
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from pathlib import Path
@@ -150,6 +151,13 @@ class Intervals:
         self._pairs = [[self._index_of[tau] for tau in pair] for pair in ends]
         self.ends = {number for pair in self._pairs for number in pair}
 
+    def with_model(self, session: Session, model: Any) -> Intervals:
+        """The same for another model of the same kind."""
+        other = copy.copy(self)
+        if self._distribution is not None:
+            other._distribution = functools.partial(predictive_distribution, session, model)
+        return other
+
     def distribution(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """The model's distribution for a batch (:func:`predictive_distribution`); None with residuals."""
         return None if self._distribution is None else self._distribution(batch)
@@ -197,7 +205,10 @@ class Intervals:
         ]
 
 
-_FILE_KEYS = ("name", "root", "file", "archive_folder", "split", "header", "date_column", "date_format", "allow_gaps")
+_FILE_KEYS = (
+    "name", "root", "file", "archive_folder", "split", "val_size", "test_size", "val_start", "test_start", "header",
+    "date_column", "date_format", "allow_gaps",
+)  # fmt: skip
 
 
 def build_intervals(session: Session, data: Any, model: Any) -> Intervals | None:

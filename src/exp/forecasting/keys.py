@@ -56,7 +56,16 @@ class ForecastingDataConfig:
     """Folder below ``root`` in which the Time-Series-Library's archive has the file; searched after ``root``."""
     split: str = "ratio"
     """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %,
-    without common rows), or ``test_only``: all rows are for testing, with the weights of another run."""
+    without common rows), or ``test_only``: all rows are for testing, with the weights of another run. The following
+    four keys replace it."""
+    val_size: Optional[float] = None
+    """Rows for validation, before those for testing; below 1: a share of all rows."""
+    test_size: Optional[float] = None
+    """The last rows, for testing; below 1: a share of all rows."""
+    val_start: Optional[str] = None
+    """Date of the first row for validation, in the time zone of the file."""
+    test_start: Optional[str] = None
+    """Date of the first row for testing."""
     channels: int = MISSING
     """Number of series that are read."""
     derived_columns: Dict[str, Any] = field(default_factory=dict)
@@ -122,6 +131,9 @@ class PredictKeys(IntervalKeys):
     """Channels per picture."""
     channels: Any = None
     """Channels that are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
+    refit: bool = False
+    """Whether the settings of the run train once more on all rows, for as many steps, and forecast what follows the
+    last row; windows with truth are still forecast by the weights of the run."""
 
 
 def check_task(task: Any) -> None:

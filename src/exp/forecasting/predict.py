@@ -18,6 +18,7 @@ from exp.engine.evaluate import batch_outputs
 from exp.engine.result import write_picture
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval, percent
+from exp.forecasting.refit import refit
 from exp.metrics import Evaluator
 from exp.runs.files import escape_formula, write_atomically
 
@@ -63,7 +64,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     Rank 0 alone computes and writes ``forecasts/future.csv`` (without truth) and, for ``task.num_windows`` windows,
     ``forecasts/window_<n>.csv`` (date; for each target the forecast, ends of intervals and truth), each with plots of
     the chosen channels in ``plots/``. If ``task.backtest_file`` names a file, it has all windows as one table
-    (:func:`backtest_table`). If new rows are too few for a window with truth, only ``future`` is written.
+    (:func:`backtest_table`). If new rows are too few for a window with truth, only ``future`` is written. With
+    ``task.refit`` it is of a model that was trained on all rows (:func:`exp.forecasting.refit.refit`).
 
     Args:
         session: the session.
@@ -79,6 +81,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     """
     task = session.config.task
     channel_pages = split_channels(data.target_names, task.channels, task.max_channels)
+    refitted = refit(session, data) if task.refit else model
     if not session.distributed.is_main:
         return Prediction({}, [], "")
     count = min(task.num_windows, len(data.test))
@@ -99,9 +102,12 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     batch, future_dates = data.future_window()
     first = data.num_observed_rows - data.lookback
     dates = None if future_dates is None else data.dates[first : data.num_observed_rows].append(future_dates)
-    values = _forecast_arrays(session, data, model, batch)
+    calibrated = data.intervals
+    if task.refit and calibrated is not None:
+        data.intervals = calibrated.with_model(session, refitted)
+    values = _forecast_arrays(session, data, refitted, batch)
     windows["future"] = _window_forecast(data, "what follows the last row", first, dates, values)
-    files = []
+    data.intervals, files = calibrated, []
     for name, window in windows.items():
         path = session.folder.path / "forecasts" / f"{name}.csv"
         write_atomically(path, wide_table(window, data.target_names).to_csv(index=False).encode())

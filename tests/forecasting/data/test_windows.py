@@ -11,7 +11,9 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import time_features
-from exp.forecasting.data.dataset import WindowDataset, split_ranges
+from exp.forecasting.data.dataset import WindowDataset
+from exp.forecasting.data.splits import split_rows
+from exp.forecasting.keys import ForecastingDataConfig
 
 LOOKBACK, HORIZON = 7, 3
 
@@ -44,6 +46,12 @@ def test_equals_a_loop_over_windows(data):
             dataset[[outside]]
 
 
+def split_ranges(split, num_rows, lookback, horizon, **keys):
+    config = ForecastingDataConfig(split=split, lookback=lookback, horizon=horizon, **keys)
+    rows = split_rows(config, np.array([num_rows]), lambda start: np.array([int(start)]))
+    return {name: range(*part[0]) for name, part in rows.items()}
+
+
 @pytest.mark.parametrize(("split", "num_rows", "train", "val", "test"), [
     ("ett_hour", 17420, 8640, 11520, 14400),
     ("ett_minute", 69680, 34560, 46080, 57600),
@@ -66,6 +74,17 @@ def test_just_enough_rows_and_too_few():
     ):
         with pytest.raises(DataError, match=named):
             split_ranges(split, num_rows, lookback, horizon)
+
+
+@pytest.mark.parametrize("keys", [
+    {"val_size": 20, "test_size": 30}, {"val_size": 0.2, "test_size": 0.3}, {"val_start": "50", "test_start": "70"},
+    {"val_size": 20, "test_start": "70"},
+])  # fmt: skip
+def test_splits_by_size_share_and_date(keys):
+    expected = {"train": range(50), "val": range(46, 70), "test": range(66, 100)}
+    assert split_ranges("ratio", 100, 4, 2, **keys) == expected
+    with pytest.raises(DataError, match=r"data\.val_s.*20 for validation and 30"):
+        split_ranges("ratio", 100, 4, 21, **keys)
 
 
 def test_scaled_calendar():

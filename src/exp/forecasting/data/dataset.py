@@ -25,6 +25,7 @@ from exp.forecasting.data.series import (
     outlier_warnings,
     read_series,
 )
+from exp.forecasting.data.splits import split_rows
 from exp.forecasting.intervals import IntervalMetrics, Intervals, build_intervals
 from exp.forecasting.keys import ForecastingDataConfig
 from exp.forecasting.metrics import Baselines, ForecastMetrics
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["ForecastingData", "WindowDataset", "split_ranges"]
+__all__ = ["ForecastingData", "WindowDataset"]
 
 
 class ForecastingData(Data):
@@ -123,7 +124,8 @@ class ForecastingData(Data):
         # Rows after the last truth have covariates only: no error can be measured there.
         num_rows = self.num_rows if self.config.split == "test_only" else self.num_observed_rows
         try:
-            rows = split_ranges(self.config.split, num_rows, self.lookback, self.horizon)
+            parts = split_rows(self.config, np.array([num_rows]), series.dates.rows_before)
+            rows = {split: range(*part[0].tolist()) for split, part in parts.items()}
             if saved is None and "train" not in rows:
                 raise DataError("data.split=test_only has no rows for training, and so no standardization")
         except DataError as error:
@@ -158,10 +160,17 @@ class ForecastingData(Data):
         date_format = series.dates.date_format
         self._statistics = replace(statistics, name=self.name, date_format=date_format, seconds=seconds, calendar=grid)
         self._standardize(series)
-        keep_on_device = None if self.config.device_cache == "auto" else bool(self.config.device_cache)
         for split, part in rows.items():
-            setattr(self, split, WindowDataset(self._tensors, part, self.lookback, self.horizon, keep_on_device))
+            setattr(self, split, self._windows(part))
         self.notes, self.rows = notes, rows
+
+    def _windows(self, rows: range) -> WindowDataset:
+        keep_on_device = None if self.config.device_cache == "auto" else bool(self.config.device_cache)
+        return WindowDataset(self._tensors, rows, self.lookback, self.horizon, keep_on_device)
+
+    def all_windows(self) -> WindowDataset:
+        """The windows of all rows up to :attr:`num_observed_rows`."""
+        return self._windows(range(self.num_observed_rows))
 
     def _standardize(self, series: Series) -> None:
         statistics = self._statistics
@@ -420,60 +429,8 @@ def _series_contiguous(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values.T, dtype=np.float32)).t()
 
 
-_ROWS_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
-
 # Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
 _DEVICE_FRACTION, _DEVICE_BYTES = 1 / 16, 2**28
-
-
-def split_ranges(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
-    """The rows of each split, as in the published benchmarks (Informer, arXiv 2012.07436, and later papers).
-
-    - ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; later rows are unused.
-    - ``ratio``: the first ``int(0.7 n)`` rows for training, the last ``int(0.2 n)`` for testing, the rest between them
-      for validation.
-    - ``pems``: the first 60 %, the next 20 % and the rest (the loaders of PEMS in SCINet, arXiv 2106.09305, and
-      iTransformer, arXiv 2310.06625).
-    - ``test_only``: all rows are for testing. They may be too few for a window, but not for a forecast of the rows
-      after them.
-
-    Validation and test begin ``lookback`` rows early, so that their first window forecasts the first row of the split;
-    not with ``pems``, whose splits have no common rows.
-
-    Args:
-        split: ``data.split``.
-        num_rows: rows of the series (n).
-        lookback: input rows of a window.
-        horizon: forecast rows of a window.
-
-    Returns:
-        ``{"train": range(first, last + 1), "val": ..., "test": ...}``, each with at least one window; only ``test``
-        with ``test_only``.
-
-    Raises:
-        DataError: a split has too few rows; the message has the rows of each split and the rows needed.
-    """
-    if split == "test_only":
-        if num_rows < lookback:
-            raise DataError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
-        return {"test": range(num_rows)}
-    overlap = 0 if split == "pems" else lookback  # rows that validation and test share with the split before
-    if split == "pems":  # 0.6 + 0.2, not 0.8, as in those loaders
-        train, val_end, end = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows), num_rows
-    elif split == "ratio":
-        train, val_end, end = int(num_rows * 0.7), num_rows - int(num_rows * 0.2), num_rows
-    else:
-        train, val_end, end = (months * _ROWS_PER_MONTH[split] for months in (12, 16, 20))
-    rows = {"train": range(train), "val": range(train - overlap, val_end), "test": range(val_end - overlap, end)}
-    if end > num_rows or train < overlap or min(map(len, rows.values())) < lookback + horizon:
-        sizes = f"{train} for training, {val_end - train} for validation and {end - val_end} for testing"
-        ratio = "" if split == "ratio" else "data.split=ratio, "
-        raise DataError(
-            f"{num_rows} rows are too few for data.split={split}, which takes {sizes}, with data.lookback={lookback} "
-            f"and data.horizon={horizon}: training needs lookback + horizon rows, the others "
-            f"{'horizon' if overlap else 'as many'}; take {ratio}a smaller window, or the whole file"
-        )
-    return rows
 
 
 class WindowDataset(Dataset):

@@ -46,6 +46,23 @@ class Dates:
     calendar: Calendar | None = None
     warnings: Sequence[str] = ()
 
+    def rows_before(self, start: str) -> np.ndarray:
+        """The number of rows before a date in the time zone of the file, (1,).
+
+        Raises:
+            DataError: it is no date, or the file has no dates.
+        """
+        if self.index is None:
+            raise DataError(f"data.val_start or data.test_start={start} needs dates; set data.val_size, data.test_size")
+        try:
+            date = pd.Timestamp(start)
+            date = date.tz_localize(self.index.tz) if date.tz is None else date.tz_convert(self.index.tz)
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"data.val_start or data.test_start={start} is not a date like 2024-01-31: {error}"
+            ) from error
+        return np.asarray([(self.index < date).sum()])
+
 
 def read_dates(
     table: pd.DataFrame,

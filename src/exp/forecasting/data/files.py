@@ -42,10 +42,21 @@ def preflight(data: Mapping[str, Any]) -> None:
             raise DataError(f"data.{key}={getattr(config, key)} must be at least {minimum}")
     if config.season is not None and config.season < 1:
         raise DataError(f"data.season={config.season} must be at least 1 (null: by the calendar of the dates)")
+    _check_sizes(config)
     path = find_file(config)
     if path.suffix != ".npz":
         header = read_header(path, config)
         select_columns(path, [name for name in header.names if name != header.date], config)
+
+
+def _check_sizes(config: ForecastingDataConfig) -> None:
+    """Refuse contradictory keys of splits."""
+    given = [[getattr(config, f"{split}_{kind}") for kind in ("size", "start")] for split in ("val", "test")]
+    for split, (size, start) in zip(("val", "test"), given):
+        if size is not None and not (0 < size < 1 or (size >= 1 and size == int(size))):
+            raise DataError(f"data.{split}_size={size:g} must be a number of rows, or a share between 0 and 1")
+        if (size is None) == (start is None) and any(value is not None for pair in given for value in pair):
+            raise DataError(f"set either data.{split}_size or data.{split}_start, for validation and test each")
 
 
 def take_input(data: Any, file: str) -> None:
@@ -56,7 +67,7 @@ def take_input(data: Any, file: str) -> None:
         file: path of a file, relative to the current folder.
     """
     data.root, data.file, data.split = None, str(Path(file).expanduser().absolute()), "test_only"
-    data.archive_folder = None
+    data.archive_folder = data.val_size = data.test_size = data.val_start = data.test_start = None
 
 
 def find_file(config: ForecastingDataConfig) -> Path:
