@@ -45,7 +45,7 @@ test-rest: setup $(REFERENCE)
 	@$(PYTEST) $(BY_FILE) -m extended $(ARGS)
 
 test-legacy: setup
-	@$(PYTEST) --dist worksteal -m "legacy or not extended" $(ARGS)
+	@$(PYTEST) --dist worksteal -m legacy $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

@@ -33,13 +33,20 @@ TINY = [
     "max_epochs=1", "max_steps=4", "log_every=2", "plots=false",  # matplotlib takes longer than the training
 ]  # fmt: skip
 
-# The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
-# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait or take long
-# come first.
+# The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`. The old
+# Python and torch run the others, except those of CURRENT, which depend on neither: they read the source, compose,
+# compare records of runs, or end processes; of these, and of the extended ones, they run what is marked `legacy`.
+# Files that mostly wait or take long come first.
 EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/docs/", "examples/")
 LEGACY = ("tests/simulators/legacy/",)
 PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
 FIRST = ("tests/slurm/", "tests/docs/", "examples/", "tests/behaviour/")
+CURRENT = re.compile(
+    r"tests/(backends|config|draw|launcher|report|sweep)/"
+    r"|tests/test_(foreign|hub|layers|no_vendor_names|private_interfaces|runfolder|runlock|strings)\.py"
+    r"|tests/behaviour/test_(cards|changes|digests|end|failures|field|folders|grid|hydra|kept|launch|locks|machine|nodes"
+    r"|options|own_code|own_mistakes|preempt|read|refusals|reuse|schedule|trackers|traps|trust)\.py"
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -50,7 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         uses = PROCESSES & {*item.fixturenames, *vars(item.module)}
         if item.nodeid.startswith(EXTENDED) or (uses and not item.nodeid.startswith("tests/behaviour/")):
             item.add_marker("extended")
-        if item.nodeid.startswith(LEGACY):
+        is_quick = item.get_closest_marker("extended") is None
+        if item.nodeid.startswith(LEGACY) or (is_quick and not CURRENT.match(item.nodeid)):
             item.add_marker("legacy")
 
 

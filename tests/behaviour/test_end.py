@@ -48,6 +48,7 @@ def test_nothing_is_left_behind(exp, start, how):
     assert [name for name in held if Path(name).exists()] == []
 
 
+@pytest.mark.legacy
 def test_a_killed_rank_is_named_and_with_a_restart_the_run_is_the_straight_one(exp, start, trained):
     settings = [*STEADY, "nproc=2", "checkpoint.every_steps=1", "output_dir=run"]
     run = exp.path("run")

@@ -12,7 +12,7 @@ from tests.behaviour.conftest import BACKBONE, SHORT, result
 
 SCENES = [
     "experiment=dinov3_eurosat", "data=imagefolder", "data.name=mine", "backend=cpu", *BACKBONE, *SHORT, "data.size=16",
-    "global_batch_size=4", "max_steps=1", "schedule=constant", "data.mean=null", "data.std=null",
+    "global_batch_size=4", "data.num_workers=0", "max_steps=1", "schedule=constant", "data.mean=null", "data.std=null",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ def places(count: int) -> list[dict[str, str]]:
     return [{**master, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
+@pytest.mark.legacy
 @pytest.mark.parametrize("backend", ["cpu", "auto"])
 def test_ranks_that_somebody_else_started_make_one_run(exp, start, trained, backend):
     """With backend=auto, too, which is composed anew: each rank took the whole global batch."""

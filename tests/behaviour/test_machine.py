@@ -52,6 +52,7 @@ def failures(run) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.legacy
 def test_the_doctor_of_two_healthy_ranks_says_ok(exp):
     done = exp(*DOCTOR, "backend=cpu", "output_dir=run")
     assert done.returncode == 0, done.stdout

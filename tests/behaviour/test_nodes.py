@@ -35,6 +35,7 @@ def listening(port: int) -> set[str]:
     return {cells[1].rpartition(":")[0] for cells in lines if cells[3] == "0A" and int(cells[1][-4:], 16) == port}
 
 
+@pytest.mark.legacy
 def test_a_stranger_at_the_meeting_point_runs_no_code(exp, start):
     host = "127.0.0.1"
     port = free_port()

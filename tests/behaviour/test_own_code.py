@@ -32,6 +32,7 @@ def oil(exp, page):
     return run
 
 
+@pytest.mark.legacy
 def test_an_experiment_of_ones_own_is_trained_resumed_and_evaluated_on_any_number_of_ranks(oil, exp):
     oil(*OIL, "output_dir=one", "checkpoint.every_steps=2")
     oil(*OIL, "output_dir=half", "resume=one/checkpoints/step_00000002.pth")

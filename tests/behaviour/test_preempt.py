@@ -13,6 +13,7 @@ from tests.behaviour.conftest import LONG, TINY, family, gone, has_steps, result
 STEPS = [*TINY, "max_epochs=2", "max_steps=60", "log_every=5", "checkpoint.every_epochs=0"]
 
 
+@pytest.mark.legacy
 @pytest.mark.parametrize(("nproc", "loaders"), [(2, 0), pytest.param(1, 1, marks=pytest.mark.extended)])
 def test_a_signal_to_every_process_saves_and_the_run_goes_on_exactly(exp, start, nproc, loaders):
     """Slurm sends its signal to every process of a job step: agent, workers and their loaders as well."""

@@ -10,6 +10,7 @@ import exp as package
 from tests.behaviour.conftest import losses, result, snapshot, table
 
 
+@pytest.mark.legacy
 def test_a_run_is_opened_from_python_with_its_model_and_figures(trained):
     folder = trained("forecast")
     before = snapshot(folder)

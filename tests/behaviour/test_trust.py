@@ -224,6 +224,7 @@ def _tar(path: Path) -> None:
             archive.addfile(tarfile.TarInfo(name))
 
 
+@pytest.mark.legacy
 @pytest.mark.parametrize(
     ("write", "code"),
     [(_pickle, 1), *(pytest.param(*each, marks=pytest.mark.extended) for each in ((_script, 1), (_tar, 2)))],
