@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.config.shares import split_batch
 from exp.hardware.backend import usable_cores
 from exp.trackers import base as trackers
 
@@ -112,6 +113,7 @@ class Session:
         store: of the ranks; None if there is only one.
         console: the terminal on rank 0, None elsewhere.
         devices: description of the device of each rank, by rank.
+        shares: the weight of each rank in the division of a batch, by rank; empty: all have equal parts.
         kernels: portable kernels of the operators that this device lacks.
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
@@ -143,6 +145,7 @@ class Session:
         self.distributed: Distributed
         self.store: Store | None = None
         self.devices: list[dict[str, Any]] = []
+        self.shares: list[float] = []
         self.kernels: Kernels
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
@@ -156,6 +159,14 @@ class Session:
         self.is_started = False
         self._on_start: list[Callable[[], object]] = []
         self._on_model: list[Callable[[nn.Module], object]] = []
+
+    @property
+    def parts(self) -> list[int]:
+        """Samples of each rank in a micro-batch of the training, by rank; empty: each has ``batch_size``."""
+        if not self.shares:
+            return []
+        assert self.config.global_batch_size is not None  # validate() has derived it
+        return split_batch(self.config.global_batch_size // self.config.accumulate, self.shares)
 
     def print(self, text: str) -> None:
         """Print a line on rank 0's terminal, and write it to the log of every rank that calls this method."""

@@ -10,12 +10,13 @@ from omegaconf import OmegaConf
 
 from exp.config.check import check_values, derive_batch_sizes
 from exp.config.compose import typed
+from exp.config.shares import split_batch
 from exp.errors import ConfigError
 
 
 def derived(batch_size, global_batch_size, accumulate, nproc):
     keys = {"batch_size": batch_size, "global_batch_size": global_batch_size, "accumulate": accumulate, "nproc": nproc}
-    config = SimpleNamespace(launcher=SimpleNamespace(nnodes=1), **keys)
+    config = SimpleNamespace(launcher=SimpleNamespace(nnodes=1, share=None, shares=[]), **keys)
     derive_batch_sizes(config)
     return config.batch_size, config.global_batch_size
 
@@ -30,6 +31,14 @@ def test_the_batch_size_that_is_not_given_is_derived_or_what_would_be_valid_is_n
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=valid):
             derived(*given)
+
+
+def test_parts_have_the_ratio_of_shares_and_none_is_empty():
+    for size, shares, parts in (
+        (32, [3, 1], [24, 8]), (8, [1, 1, 1], [3, 2, 3]), (7, [1.0, 0.5], [5, 2]), (4, [1, 1000, 1], [1, 2, 1]),
+        (3, [9, 1, 1], [1, 1, 1]), (24, [1] * 8, [3] * 8),
+    ):  # fmt: skip
+        assert split_batch(size, shares) == parts
 
 
 LEAST = {

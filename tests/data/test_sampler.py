@@ -15,11 +15,11 @@ def flat(parts):
     return list(itertools.chain(*parts))
 
 
-def steps(num_samples, batch_size, world_size, accumulate, epoch=0, samples=0, seed=7):
+def steps(num_samples, batch_size, world_size, accumulate, epoch=0, samples=0, seed=7, parts=()):
     """By optimizer step, the samples of all ranks together, in global order."""
     ranks = []
     for rank in range(world_size):
-        sampler = TrainBatchSampler(num_samples, batch_size, rank, world_size, accumulate, seed)
+        sampler = TrainBatchSampler(num_samples, batch_size, rank, world_size, accumulate, seed, parts=parts)
         sampler.set_position(epoch, samples)
         ranks.append(list(sampler))
         assert len(ranks[-1]) == (len(sampler) - samples // sampler.global_batch_size) * accumulate
@@ -37,6 +37,12 @@ def test_steps_do_not_depend_on_the_world_size_and_go_on_at_another(batch_size, 
     assert len(set(flat(expected)) & set(range(101))) == 96  # none twice
     assert steps(101, *shape, epoch=2) == expected
     assert steps(101, *shape, epoch=2, samples=48) == expected[2:]
+
+
+def test_steps_do_not_depend_on_the_parts_of_the_ranks():
+    for accumulate, parts in ((1, (1, 20, 3)), (2, (7, 5)), (3, (1, 1, 1, 5))):
+        shape = 0, len(parts), accumulate
+        assert steps(101, *shape, epoch=1, samples=24, parts=parts) == steps(101, 24, 1, 1, epoch=1)[1:]
 
 
 def test_order_depends_on_epoch_and_seed_alone():
@@ -64,6 +70,10 @@ def test_evaluation_sees_each_sample_once():
         assert max(sizes) - min(sizes) <= 1
         assert {sampler.common_batches for sampler in ranks} == {min(sizes) // batch_size}
         assert sorted(flat(flat(shares))) == list(range(num_samples))
+    ranks = [EvalBatchSampler(20, 4, rank, 3, [1.0, 3.0, 1.0]) for rank in range(3)]
+    assert [(sampler.first, sampler.end, sampler.common_batches) for sampler in ranks] == [
+        (0, 4, 1), (4, 16, 1), (16, 20, 1)
+    ]  # fmt: skip
 
 
 def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_sample_alone():

@@ -159,13 +159,14 @@ def test_notice_ends_a_training_after_its_step_and_a_validation_after_its_batch(
 
 def test_losses_between_two_lines_are_shared_by_another_number_of_ranks():
     saved = [{"loss": (6.0, 3), "loss_b": (1.0, 1)}, {"loss": (2.0, 1)}]
-    for rank, ranks, expected in (
-        (1, 2, {"loss": (2.0, 1)}),
-        (0, 1, {"loss": (8.0, 4), "loss_b": (1.0, 1)}),
-        (2, 4, {"loss": (2.0, 1), "loss_b": (0.25, 0.25)}),
+    for rank, parts, expected in (
+        (1, [4, 4], {"loss": (2.0, 1)}),
+        (0, [4], {"loss": (8.0, 4), "loss_b": (1.0, 1)}),
+        (2, [4, 4, 4, 4], {"loss": (2.0, 1), "loss_b": (0.25, 0.25)}),
+        (1, [2, 6], {"loss": (4.0, 2), "loss_b": (0.5, 0.5)}),
     ):
         meter = LossMeter()
-        meter.load(saved, rank, ranks, torch.device("cpu"))
+        meter.load(saved, [4, 4], parts, rank, torch.device("cpu"))
         assert meter.state() == expected
         meter.add({"loss": torch.tensor(4.0)})
         total, count = expected["loss"]

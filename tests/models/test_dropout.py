@@ -17,14 +17,14 @@ class Net(torch.nn.Module):
         self.a, self.b, self.c, self.d = Dropout(0.3), Dropout(0.3), Dropout2d(0.5), DropPath(0.5)
 
 
-def _masks(world_size=1, accumulate=1, step=3, seed=5):
+def _masks(world_size=1, accumulate=1, step=3, seed=5, sizes=()):
     """Of the 16 samples of one step, two rows each, in their order."""
     parts = []
-    size = 16 // world_size // accumulate
+    sizes = sizes or [16 // world_size // accumulate] * world_size
     for micro in range(accumulate):
-        for rank in range(world_size):
+        for rank, size in enumerate(sizes):
             net = Net()
-            stream = DropoutStream(net, TrainBatchSampler(64, size, rank, world_size, accumulate), seed)
+            stream = DropoutStream(net, TrainBatchSampler(64, 0, rank, world_size, accumulate, parts=sizes), seed)
             stream.begin(step, micro)
             ones = torch.ones(size * 2, 3, 50)
             picture = net.c(torch.ones(size, 150, 2, 2)).view(size * 2, 3, 100)
@@ -38,6 +38,7 @@ def test_every_layer_slot_sample_step_and_seed_has_a_mask_of_its_own_at_any_numb
     whole = _masks()
     for world_size, accumulate in ((2, 1), (1, 2), (2, 4), (8, 1)):
         assert torch.equal(_masks(world_size, accumulate), whole)
+    assert torch.equal(_masks(3, 2, sizes=[5, 1, 2]), whole)
     paths = whole[..., -100:].reshape(32, 3, 2, 50).transpose(1, 2).flatten(2)  # of each row and slot
     assert paths.eq(paths[:, :, :1]).all()
     assert len(paths[:, :, 0].unique(dim=0)) == 4

@@ -14,7 +14,8 @@ import time
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Sequence, cast
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from exp.data.loader import tensors_of
 from exp.engine.build import build_data, build_model
 from exp.engine.result import make_result
 from exp.engine.train import build_trainer
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import is_sharded, unwrapped
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -112,14 +113,68 @@ class TraceHook(Hook):
                 np.lib.format.write_array(file, values[::stride].float().cpu().numpy(), allow_pickle=False)
 
 
+class ComputeSpeed(Hook):
+    """After a training, times forward and backward passes of this rank alone, which wait for no other rank.
+
+    Attributes:
+        samples_per_second: of this rank; None: not measured, because the model is sharded.
+    """
+
+    samples_per_second: float | None = None
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Keep the last batch."""
+        self._batch = data_batch
+
+    def after_train(self, runner: Any) -> None:
+        """Time some passes; the first is not counted. All ranks do so at the same time, as in a training."""
+        model, backend, seconds = unwrapped(runner.model), runner.backend, []
+        if is_sharded(model):
+            return
+        autocast = functools.partial(backend.autocast, runner.session.config.precision)
+        passes = SimpleNamespace(
+            optim_context=lambda _: autocast(), update_params=lambda loss, **_: loss.backward(), zero_grad=lambda: None
+        )
+        model.train()
+        runner.distributed_group.barrier()
+        for _ in range(_REPEATS + 1):
+            backend.synchronize()
+            started = time.perf_counter()
+            backend.end_batch(cast("Any", model).train_step(self._batch, optim_wrapper=passes))
+            backend.synchronize()
+            seconds.append(time.perf_counter() - started)
+            model.zero_grad(set_to_none=True)
+        self.samples_per_second = runner.train_loop.sampler.batch_size / statistics.median(seconds[1:])
+
+
+def propose_shares(speeds: Sequence[float | None], local_ranks: Sequence[int]) -> list[list[float]]:
+    """Shares of a batch (``launcher.shares``) with which all ranks would compute equally long, by node.
+
+    Args:
+        speeds: samples per second of each rank; None: not known.
+        local_ranks: of each rank; a node begins with 0.
+
+    Returns:
+        Multiples of the slowest rank's share, in steps of 0.05; empty if a speed is not known.
+    """
+    known = [speed for speed in speeds if speed]
+    nodes: list[list[float]] = []
+    for speed, local_rank in zip(known, local_ranks) if len(known) == len(speeds) else ():
+        nodes += [[]] * (local_rank == 0)
+        nodes[-1] = [*nodes[-1], round(speed / min(known) * 20) / 20]
+    return nodes
+
+
 def measure_speed(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps; the speed is what the training logs after the warm-up.
 
     Returns:
         The content of ``result.json``, with ``samples_per_second`` over all ranks (median over the logged lines),
-        ``step_seconds``, and each rank's peak memory ``memory_peak`` in bytes; None for what was not measured.
+        ``step_seconds``, and each rank's peak memory ``memory_peak`` in bytes; None for what was not measured. With
+        several ranks also each rank's own ``compute_samples_per_second``, and the ``shares`` that follow, by node.
     """
-    config, steps = session.config, train_with(session)
+    config, own_speed = session.config, ComputeSpeed()
+    steps = train_with(session, *[own_speed] * (session.info.world_size > 1))
     memory = session.distributed.gather(session.backend.usage().get("max_allocated"))
     lines = [record for record in session.folder.records() if record["split"] == "train"]
     rates = [line["samples_per_second"] for before, line in zip(lines, lines[1:]) if before["step"] >= config.log_every]
@@ -128,6 +183,13 @@ def measure_speed(session: Session) -> dict[str, Any]:
     numbers: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_peak": memory}
     finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
     finding += f", {format_bytes(max(num_bytes or 0 for num_bytes in memory))} of memory" if any(memory) else ""
+    if session.info.world_size > 1:
+        speeds = session.distributed.gather(own_speed.samples_per_second)
+        shares = propose_shares(speeds, [device["local_rank"] for device in session.devices])
+        numbers.update(compute_samples_per_second=speeds, shares=shares)
+        if any(share != 1.0 for node in shares for share in node):
+            texts = [f"launcher.shares=[{','.join(f'{share:g}' for share in node)}]" for node in shares]
+            finding += f"; for ranks that compute equally long: {', on the next node '.join(texts)}"
     check = asdict(ok(finding, batch_size=config.batch_size, **numbers))
     return make_result(session, {}, None, steps=steps, **numbers, check=check)
 

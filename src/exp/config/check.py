@@ -11,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 from exp import console
 from exp.config.resolve import check_names, walk
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
+from exp.config.shares import check_shares, split_batch
 from exp.errors import ConfigError
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
@@ -119,6 +120,7 @@ def check_values(config: ExpConfig) -> None:
             "overwrite=true removes the run that resume would continue", "leave out one of them, or use init_from"
         )
     check_hooks(config.hooks)
+    check_shares(config)
 
 
 def check_wrapper(config: ExpConfig) -> None:
@@ -247,13 +249,17 @@ def derive_batch_sizes(config: ExpConfig, overrides: Sequence[str] = ()) -> None
 
     Raises:
         ConfigError: neither is given, the two disagree, or ``global_batch_size`` is not a multiple of ``processes *
-            accumulate``; the message then has the nearest multiples.
+            accumulate``, or with shares of ``accumulate``; the message then has the nearest multiples.
     """
     keys = {override.split("=")[0].lstrip("+") for override in overrides}
+    shares = check_shares(config)
     per_rank = None if keys & _BATCH == {"global_batch_size"} else config.batch_size
     global_size = None if keys & _BATCH == {"batch_size"} else config.global_batch_size
     processes = config.nproc * config.launcher.nnodes
     parts = processes * config.accumulate
+    if shares:
+        _derive_largest_part(config, shares, keys)
+        return
     layout = f"{processes} process{'es' if processes > 1 else ''} x accumulate={config.accumulate}"
     if global_size is None:
         if per_rank is None:
@@ -269,3 +275,23 @@ def derive_batch_sizes(config: ExpConfig, overrides: Sequence[str] = ()) -> None
             "give only one of them",
         )
     config.batch_size, config.global_batch_size = global_size // parts, global_size
+
+
+def _derive_largest_part(config: ExpConfig, shares: list[float], keys: set[str]) -> None:
+    """Set ``batch_size`` to the largest part of a rank whose samples are divided in the ratio of ``shares``."""
+    size, accumulate, ranks = config.global_batch_size, config.accumulate, len(shares)
+    if size is None or "batch_size" in keys:
+        total = f"={config.batch_size * ranks * accumulate}" if config.batch_size else ""
+        raise ConfigError(
+            "launcher.share divides the global batch into unequal parts, so batch_size cannot be given",
+            f"set global_batch_size{total} instead",
+            key="batch_size",
+        )
+    if size % accumulate or size < ranks * accumulate:
+        below = max(size // accumulate, ranks) * accumulate
+        raise ConfigError(
+            f"global_batch_size={size} does not divide over accumulate={accumulate} micro-batches with samples for "
+            f"each of {ranks} ranks",
+            f"nearest: {below} or {below + accumulate}",
+        )
+    config.batch_size = max(split_batch(size // accumulate, shares))

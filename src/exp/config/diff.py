@@ -16,7 +16,7 @@ from exp.config.schema import ExpConfig
 from exp.errors import ConfigError
 
 __all__ = [
-    "Change", "Changes", "all_changes", "continues_after_early_stop", "diff_lines", "format_value", "resume_changes",
+    "Change", "Changes", "continues_after_early_stop", "diff_lines", "format_value", "node_changes", "resume_changes",
     "resume_error", "training_config",
 ]  # fmt: skip
 
@@ -39,6 +39,9 @@ _MUST_MATCH = re.compile(
     r"(?:model|data)(?:\..*)?|optim\.(?:type|options\.(?:amsgrad|centered))|seed|global_batch_size|init_from|metric|task\.name"
     r"|debug\.(?:train_batches|overfit)"
 )
+# What may differ between the nodes of a job: the path of the folder, records, and shares with what follows from them.
+_FOLDER_KEYS = re.compile(r"output_dir|record\..*")
+_NODE_KEYS = re.compile(_FOLDER_KEYS.pattern + r"|launcher\.shares?|batch_size")
 # Length and settings of the training: if one of them changes, a training that was stopped early continues.
 _SCHEDULE_KEYS = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
 
@@ -155,9 +158,14 @@ def diff_lines(config: ExpConfig, other: ExpConfig, label: str, leave_out: Seque
     ]
 
 
-def all_changes(old: ExpConfig, new: ExpConfig) -> list[Change]:
-    """All keys that differ in two configurations; those that only follow from other keys come last."""
-    return sorted(_compare(to_plain(old), to_plain(new)), key=lambda change: bool(_IGNORED.fullmatch(change.key)))
+def node_changes(first: ExpConfig, other: ExpConfig) -> list[Change]:
+    """The keys that differ in the configurations of two nodes of a job, and must not.
+
+    Each node may choose the path of the run folder and, if all nodes have one, its share of a batch.
+    """
+    with_shares = [bool(config.launcher.shares) or config.launcher.share is not None for config in (first, other)]
+    chosen = _NODE_KEYS if with_shares[0] == with_shares[1] else _FOLDER_KEYS
+    return [change for change in _compare(to_plain(first), to_plain(other)) if not chosen.fullmatch(change.key)]
 
 
 def _compare(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:

@@ -62,6 +62,11 @@ class LauncherConfig:
     step_timeout_s: Optional[float] = None
     """Hang detector, in training and evaluation: the run ends if no rank has made progress for so many seconds. null:
     0.9 of ``timeout_s``, with one process off; 0: off."""
+    share: Optional[float] = None
+    """Weight of each rank of this node: the samples of a batch are divided over all ranks in the ratio of their
+    weights, for cards that are not equally fast. Each of several nodes sets its own. null: equal parts."""
+    shares: List[float] = field(default_factory=list)
+    """The weight of each rank of this node, by local rank, instead of ``share``."""
     in_process: bool = False
     """launcher=local: run the worker in this process, which has a terminal: for ``breakpoint()`` and debuggers."""
 
@@ -238,7 +243,8 @@ class ExpConfig:
     """Compile the model's forward and backward pass with torch 2.3 or later; an error if the device does not
     support it."""
     batch_size: Optional[int] = None
-    """Samples per device and micro-batch. Give this or ``global_batch_size``; the other is derived."""
+    """Samples per device and micro-batch. Give this or ``global_batch_size``; the other is derived. With
+    ``launcher.share`` or ``launcher.shares`` it is the largest part of a rank, and always derived."""
     global_batch_size: Optional[int] = None
     """Samples per optimizer step over all devices: ``batch_size * world_size * accumulate``."""
     accumulate: int = 1

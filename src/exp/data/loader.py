@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import random
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
+from exp.config.shares import split_batch
 from exp.errors import ConfigError, DataError
 from exp.hardware.compat import pin_memory_kwargs
 from exp.runs.job import PREEMPT_SIGNAL, block_signals, ensure_socket_folder
@@ -50,6 +52,14 @@ class TrainBatchSampler:
         accumulate: micro-batches per optimizer step.
         seed: of the shuffling.
         with_epoch: yield sample and epoch, (batch_size, 2), for data whose augmentation differs in each epoch.
+        parts: samples of each rank per micro-batch, by rank, instead of ``batch_size``.
+
+    Attributes:
+        batch_size: samples of this rank per micro-batch.
+        first: position of the first of them in the micro-batch of all ranks.
+        micro_batch_size: samples of all ranks per micro-batch.
+        weights: samples of each rank as a multiple of their mean. The mean over ranks of values that are multiplied by
+            these is the mean over samples.
 
     Raises:
         DataError: there are fewer samples than one global batch.
@@ -64,11 +74,15 @@ class TrainBatchSampler:
         accumulate: int = 1,
         seed: int = 0,
         with_epoch: bool = False,
+        parts: Sequence[int] = (),
     ) -> None:
         self.num_samples = num_samples
-        self.batch_size = batch_size
+        self.parts = list(parts) or [batch_size] * world_size
         self.rank = rank
-        self.world_size = world_size
+        self.batch_size = self.parts[rank]
+        self.first = sum(self.parts[:rank])
+        self.micro_batch_size = sum(self.parts)
+        self.weights = [part * world_size / self.micro_batch_size for part in self.parts]
         self.accumulate = accumulate
         self.seed = seed
         self.with_epoch = with_epoch
@@ -76,16 +90,17 @@ class TrainBatchSampler:
         self.samples = 0
         """Samples consumed in this epoch, over all ranks."""
         if num_samples < self.global_batch_size:
+            by_rank = f"parts {self.parts} of the" if parts else f"batch_size {batch_size} x {world_size}"
             raise DataError(
                 f"the training split has {num_samples} samples, fewer than one global batch of "
-                f"{self.global_batch_size} (batch_size {batch_size} x {world_size} ranks x accumulate {accumulate}); "
+                f"{self.global_batch_size} ({by_rank} ranks x accumulate {accumulate}); "
                 f"set global_batch_size to at most {num_samples}"
             )
 
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step, over all ranks."""
-        return self.batch_size * self.world_size * self.accumulate
+        return self.micro_batch_size * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
@@ -109,7 +124,7 @@ class TrainBatchSampler:
         if self.with_epoch:
             samples = torch.stack([samples, torch.full_like(samples, self.epoch)], dim=1)
         size, end = self.batch_size, self.steps_per_epoch * self.global_batch_size
-        begins = range(self.samples + self.rank * size, end, self.world_size * size)
+        begins = range(self.samples + self.first, end, self.micro_batch_size)
         # Not a generator itself, so that the position of this call counts, not that of the first next(). Copies, since
         # sending a view to a loader process would copy the whole permutation.
         return (samples[begin : begin + size].clone() for begin in begins)
@@ -145,14 +160,20 @@ class EvalBatchSampler:
         batch_size: samples per batch, at most.
         rank: of this process.
         world_size: number of ranks.
+        weights: divide the samples in the ratio of these numbers, one per rank; empty: into equal parts.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1, weights: Sequence[float] = ()
+    ) -> None:
         self.batch_size = batch_size
-        self.common_batches = num_samples // world_size // batch_size
+        # Contiguous; distributing whole batches could leave ranks idle.
+        bounds = [num_samples * rank // world_size for rank in range(world_size + 1)]
+        if weights and num_samples >= world_size:
+            bounds = [0, *itertools.accumulate(split_batch(num_samples, weights))]
+        self.common_batches = min(end - first for first, end in zip(bounds, bounds[1:])) // batch_size
         """Number of full batches that every rank has."""
-        # Contiguous shares whose sizes differ by at most one sample; distributing whole batches could leave ranks idle.
-        self.first, self.end = num_samples * rank // world_size, num_samples * (rank + 1) // world_size
+        self.first, self.end = bounds[rank], bounds[rank + 1]
 
     def __len__(self) -> int:
         """Number of batches of this rank."""

@@ -155,7 +155,7 @@ def eval_split(session: Session, data: Data, split: str) -> Any:
         split: see :func:`dataset_for`.
     """
     dataset, info = dataset_for(session, data, split), session.info
-    sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, info.rank, info.world_size)
+    sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, info.rank, info.world_size, session.shares)
     return device_loader(dataset, sampler, data.num_workers, session)
 
 

@@ -82,27 +82,37 @@ class LossMeter:
         return {name: (value, self._counts[name]) for name, value in zip(self.sums, values)}
 
     def load(
-        self, states: Sequence[Mapping[str, Sequence[float]]], rank: int, ranks: int, device: torch.device
+        self,
+        states: Sequence[Mapping[str, Sequence[float]]],
+        saved_parts: Sequence[int],
+        parts: Sequence[int],
+        rank: int,
+        device: torch.device,
     ) -> None:
-        """Restore the results of :meth:`state`; if the number of ranks has changed, each gets an equal share of all.
+        """Restore the results of :meth:`state`; if ranks have other parts of a batch now, each gets the mean of all.
 
         Args:
             states: of each rank that has saved.
+            saved_parts: samples of these ranks in a micro-batch.
+            parts: samples of the ranks now.
             rank: this rank.
-            ranks: number of ranks now.
             device: of this rank.
         """
-        loaded = states if len(states) != ranks else [states[rank]]
-        share = ranks if len(states) != ranks else 1
-        for name in dict.fromkeys(name for state in loaded for name in state):
-            total, count = (sum(state[name][part] for state in loaded if name in state) / share for part in (0, 1))
+        if list(saved_parts) == list(parts):
+            loaded, size = [(states[rank], 1)], 1
+        else:  # the global batch is the same, so larger micro-batches are fewer
+            loaded, size = [*zip(states, saved_parts)], sum(parts)
+        for name in dict.fromkeys(name for state, _ in loaded for name in state):
+            total, count = (
+                sum(state[name][i] * part for state, part in loaded if name in state) / size for i in (0, 1)
+            )
             self.sums[name], self._counts[name] = torch.tensor(total, dtype=torch.float32, device=device), count
 
 
 class MetricsHook(Hook):
     """Reads the losses every ``log_every`` steps, and logs them to file, terminal, visualizer and trackers.
 
-    All ranks read at the same steps, because the logged loss is the mean over ranks. Only rank 0 writes.
+    All ranks read at the same steps, because the logged loss is the mean over all samples. Only rank 0 writes.
 
     Args:
         session: has the run folder, ``log_every``, and the start time of this rank's process.
@@ -155,6 +165,7 @@ class MetricsHook(Hook):
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
         group = runner.distributed_group
         by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
+        weights = self._loop.sampler.weights
         now, steps = time.perf_counter(), self._steps_since_mark
         seconds, samples = now - self._mark, steps * self._loop.sampler.global_batch_size
         self._mark, self._steps_since_mark = now, 0
@@ -163,8 +174,9 @@ class MetricsHook(Hook):
         fallbacks = self.fallback_counter.read(steps) if steps else {}
         record: dict[str, Any] = {}
         for name in dict.fromkeys(name for rank_losses in by_rank for name in rank_losses):
-            values = [rank_losses[name] for rank_losses in by_rank if name in rank_losses]
-            record[name] = value = sum(values) / len(values)  # the mean over the ranks that have it
+            values = [(losses[name], weight) for losses, weight in zip(by_rank, weights) if name in losses]
+            # The mean over the samples of the ranks that have it.
+            record[name] = value = sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
             if not math.isfinite(value):
                 ranks = ", ".join(
                     str(rank) for rank, losses in enumerate(by_rank) if not math.isfinite(losses.get(name, 0))
@@ -284,8 +296,9 @@ class OverfitHook(Hook):
         self.losses.append(outputs["loss"].detach())
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Read the losses, take the mean over steps and ranks, and stop the training when it is near zero."""
-        loss = runner.distributed_group.sum(torch.stack(self.losses).cpu().double().mean())
+        """Read the losses, take the mean over steps and samples, and stop the training when it is near zero."""
+        weight = runner.train_loop.sampler.weights[runner.rank]
+        loss = runner.distributed_group.sum(torch.stack(self.losses).cpu().double().mean() * weight)
         self.means.append(float(loss) / runner.world_size)
         self.losses.clear()
         runner.train_loop.stop_training |= 0 <= self.means[-1] < _NEAR_ZERO * self.means[0]

@@ -79,14 +79,15 @@ class SplitCheck(Hook):
         if not self._is_due:
             return
         self._is_due = False
-        model, size = unwrapped(runner.model), runner.train_loop.sampler.batch_size
-        if runner.iter or size == 1 or is_sharded(model):
+        model, sampler = unwrapped(runner.model), runner.train_loop.sampler
+        if runner.iter or max(sampler.parts) == 1 or is_sharded(model):
             return
         report_stage(Stage.FREE)  # no time limit
         runner.metrics_hook.pause()
         state, warning = rng_state(runner.backend), None
         try:
-            warning = _Comparison(runner, copy.deepcopy(model), data_batch, size).warning()
+            if sampler.batch_size > 1:
+                warning = _Comparison(runner, copy.deepcopy(model), data_batch, sampler.batch_size).warning()
         except Exception as error:  # noqa: BLE001 - user code may raise anything; in the training it will be reported
             logger.info("not checked whether the loss depends on the split of a batch: %s", first_line(error))
         finally:

@@ -84,6 +84,8 @@ class BackendOptimWrapper(OptimWrapper):
         model: the trained model, for lazy devices; None: not known.
         awaited: parameters by name whose gradients the backward pass exchanges with other ranks, which wait for them
             (:func:`exp.engine.wrapper.awaited_parameters`).
+        loss_weight: samples of this rank as a multiple of the mean over ranks; each loss is multiplied by it, so that
+            the mean of the gradients over ranks is the mean over samples.
 
     Attributes:
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
@@ -102,12 +104,14 @@ class BackendOptimWrapper(OptimWrapper):
         clip_grad_norm: float | None = None,
         model: nn.Module | None = None,
         awaited: Mapping[str, nn.Parameter] | None = None,
+        loss_weight: float = 1.0,
     ) -> None:
         super().__init__(optimizer, accumulative_counts=accumulate)
         self.backend = backend
         self.model = model
         self.precision = precision
         self.accumulate = accumulate
+        self.loss_weight = loss_weight
         self.scaler = grad_scaler(backend, precision)
         self._step_target = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
@@ -182,6 +186,8 @@ class BackendOptimWrapper(OptimWrapper):
             RunError: a parameter got no gradient, and the other ranks wait for it.
         """
         report_stage(Stage.BACKWARD)
+        if self.loss_weight != 1.0:
+            loss = loss * self.loss_weight
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         if self.accumulate > 1:

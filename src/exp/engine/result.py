@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OF_DEVICE = ("name", "index", "host", "share")
+"""What ``result.json`` says of each rank's device; ``env.json`` has all."""
+
 
 def make_result(
     session: Session,
@@ -66,7 +69,10 @@ def make_result(
         trained_in=config.record.trained_in,
         differs=list(config.record.differs),
         device_type=session.device.type,
-        devices=[{key: device.get(key) for key in ("name", "index", "host")} for device in session.devices],
+        devices=[
+            {key: value for key, value in {"index": None, **device}.items() if key in _OF_DEVICE}
+            for device in session.devices
+        ],
         process_group=session.distributed.process_group,
         fallback=session.distributed.fallback,
         wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",

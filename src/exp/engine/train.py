@@ -131,6 +131,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         accumulate=config.accumulate,
         seed=config.seed,
         with_epoch=getattr(train, "needs_epoch", False),
+        parts=session.parts,
     )
     if sampler.left_out:
         logger.info("each epoch leaves out %d training samples, different ones each time", sampler.left_out)
@@ -159,6 +160,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             clip_grad_norm=config.optim.clip_grad_norm,
             model=bare,
             awaited=awaited_parameters(model),
+            loss_weight=sampler.weights[session.info.rank],
         ),
         TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
         EvalLoop(session, model, eval_split(session, data, "val"), build_evaluator(session, data), "val"),
@@ -218,7 +220,9 @@ def _with_out_of_memory_advice(session: Session, fitting_batch: Callable[..., An
         smaller = (candidate for candidate in range(config.batch_size // 2, 0, -1) if share % candidate == 0)
         batch = fits.get("batch_size", next(smaller, None))
         advice = "use less memory per sample: a smaller model, a lower precision, more processes"
-        if batch is not None:
+        if session.parts:
+            advice = f"give this rank a smaller share than {session.parts[session.info.rank]} samples of a micro-batch"
+        elif batch is not None:
             estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
             effect = f"keeps the global batch of {config.global_batch_size}{estimated}"
             advice = f"batch_size={batch} accumulate={share // batch} {effect}"

@@ -170,8 +170,8 @@ class Trainer(RunnerInterface):
             RunError: in a later one.
         """
         passes, updates = self.optim_wrapper.count()
-        accumulate = self.train_loop.accumulate
-        if not updates or (accumulate > 1 and (passes, updates) != (accumulate, 1)):
+        accumulate, weighted = self.train_loop.accumulate, self.optim_wrapper.loss_weight != 1.0
+        if not updates or (weighted and not passes) or (accumulate > 1 and (passes, updates) != (accumulate, 1)):
             raise (RunError if self.session.is_started else ConfigError)(
                 f"{qualified_name(unwrapped(self.model))}.train_step has made {passes} backward passes and "
                 f"{updates} updates of the weights in step {self.iter + 1}, with accumulate={accumulate}; it must call "
@@ -245,9 +245,10 @@ class Trainer(RunnerInterface):
     def average_buffers(self) -> None:
         """Replace floating-point buffers by their mean over ranks, such as running statistics. A collective.
 
-        These are the buffers of the model, and of copies of it that are attributes of hooks. All are averaged at once,
-        in float64 on the CPU: then the mean of equal values is exactly this value, so constants do not change, and
-        every backend supports it. Integer buffers, such as counts of steps, are equal on all ranks already.
+        Ranks with more samples of each batch count more. These are the buffers of the model, and of copies of it that
+        are attributes of hooks. All are averaged at once, in float64 on the CPU: then the mean of equal values is
+        exactly this value, so constants do not change, and every backend supports it. Integer buffers, such as counts
+        of steps, are equal on all ranks already.
         """
         if self.world_size == 1:
             return
@@ -258,7 +259,8 @@ class Trainer(RunnerInterface):
         buffers = {id(buffer): buffer for model in models for buffer in model.buffers() if buffer.is_floating_point()}
         if buffers:
             values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in buffers.values()])
-            means = self.distributed_group.sum(values) / self.world_size
+            weight = self.train_loop.sampler.weights[self.rank]
+            means = self.distributed_group.sum(values * weight) / self.world_size
             sizes = [buffer.numel() for buffer in buffers.values()]
             for buffer, mean in zip(buffers.values(), means.split(sizes)):
                 buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
@@ -308,6 +310,7 @@ class Trainer(RunnerInterface):
             "stopped": loop.stop_training,
             "global_batch_size": session.config.global_batch_size,
             "world_size": self.world_size,
+            "parts": loop.sampler.parts,
             "seed": self.seed,
         }
         data_entries = {"data": session.data_state, "data_files": session.data_files}

@@ -95,6 +95,16 @@ class FrozenRun:
         """The hardware family."""
         return create_backend(self.config.backend)
 
+    def contents(self) -> dict[str, bytes]:
+        """The files that have the configuration, by name."""
+        folder, keys = self.folder, to_plain(self.config)
+        record = keys.pop("record")
+        return {
+            folder.env.name: to_json({"record": record}, indent=2).encode(),  # a worker adds versions and devices
+            folder.config.name: OmegaConf.to_yaml(keys).encode(),
+            folder.overrides.name: OmegaConf.to_yaml(list(self.overrides)).encode(),
+        }
+
     def write(self, token: str | None = None) -> None:
         """Take the lock of the run folder, and write the configuration there.
 
@@ -109,14 +119,7 @@ class FrozenRun:
         """
         if self.lock is not None:
             return  # the process that started this one has written the folder
-        folder = self.folder
-        keys = to_plain(self.config)
-        record = keys.pop("record")
-        contents = {
-            folder.env.name: to_json({"record": record}, indent=2).encode(),  # a worker adds versions and devices
-            folder.config.name: OmegaConf.to_yaml(keys).encode(),
-            folder.overrides.name: OmegaConf.to_yaml(list(self.overrides)).encode(),
-        }
+        folder, contents = self.folder, self.contents()
         digest = hashlib.sha256(contents[folder.config.name]).hexdigest()
         self.lock, joined = RunLock(folder.path, token), False
         try:
@@ -136,7 +139,7 @@ class FrozenRun:
             folder.commit_pending(self.config.overwrite)
 
     def _check_as_first(self, digest: str) -> None:
-        """Check that this node has the configuration of the first, which all workers read; the path may differ.
+        """Check that this node has the configuration of the first, except for what each node chooses.
 
         Args:
             digest: SHA-256 of this node's configuration.
@@ -153,13 +156,8 @@ class FrozenRun:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{first or 'the first node'} has not written {config}", "start all nodes again")
             time.sleep(0.1)
-        changed = [] if digest == first.config else diff.all_changes(compose.load(config), self.config)
-        # The path of the folder may be another one here, and records change nothing.
-        texts = [
-            f"{key}={format_value(new)} (there: {format_value(old)})"
-            for key, old, new in changed
-            if key != "output_dir" and not key.startswith("record.")
-        ]
+        changed = [] if digest == first.config else diff.node_changes(compose.load(config), self.config)
+        texts = [f"{key}={format_value(new)} (there: {format_value(old)})" for key, old, new in changed]
         if texts:
             more = f" and {len(texts) - 4} more keys" if len(texts) > 4 else ""
             raise ConfigError(

@@ -77,6 +77,8 @@ class TorchrunLauncher(Launcher):
             failures = Failures(folder, scratch)
             environment[SCRATCH_VARIABLE] = scratch
             job = Supervisor(self, run, scratch, self.preemption_signals, failures)
+            for name, content in run.contents().items() if run.has_peers else ():
+                Path(scratch, name).write_bytes(content)
             # A file in the private folder, because everybody on this machine can read the arguments of a process.
             write_json(Path(scratch, SPEC), spec)
             agent = "exp.launcher.agent", str(folder.path)

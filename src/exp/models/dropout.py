@@ -69,7 +69,7 @@ class DropoutStream:
         sampler = self.sampler
         self.step = step
         # Index of the first sample within the step, so that the masks do not depend on the number of ranks.
-        self.first = (micro_batch * sampler.world_size + sampler.rank) * sampler.batch_size + first
+        self.first = micro_batch * sampler.micro_batch_size + sampler.first + first
         self.size = size or sampler.batch_size
         self._uses.clear()
         self._backward = False

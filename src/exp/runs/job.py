@@ -26,8 +26,8 @@ from typing import Callable, Iterable, Iterator
 from exp.errors import ConfigError, RunError
 
 __all__ = [
-    "ENDING_FLAG", "ENDING_SIGNALS", "HEARTBEATS_FILE", "PREEMPTED_FILE", "PREEMPT_FLAG", "PREEMPT_SIGNAL",
-    "RUN_FOLDER_FILE", "SCRATCH_VARIABLE", "block_signals", "ensure_socket_folder", "handle_signals",
+    "ENDING_FLAG", "ENDING_SIGNALS", "HEARTBEATS_FILE", "NODE_CONFIG", "PREEMPTED_FILE", "PREEMPT_FLAG",
+    "PREEMPT_SIGNAL", "RUN_FOLDER_FILE", "SCRATCH_VARIABLE", "block_signals", "ensure_socket_folder", "handle_signals",
     "set_socket_folder", "signal_name",
 ]  # fmt: skip
 
@@ -49,6 +49,9 @@ PREEMPTED_FILE = "preempted.json"
 RUN_FOLDER_FILE = "joined.json"
 """File in the job's private folder, written by a worker of ``launcher=external``: its run folder, or why it was
 refused."""
+
+NODE_CONFIG = "config.yaml"
+"""File in the job's private folder with the configuration of this node, if each of several nodes has its own."""
 
 _LONGEST = 107
 _SOCKET = "/listener-12345678"

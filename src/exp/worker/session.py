@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 from exp.config.compose import load
 from exp.config.resolve import to_plain, trust_packages
+from exp.config.shares import rank_share
 from exp.console import make_console
 from exp.errors import ConfigError, Preempted, as_exp_error, error_message, user_error_lines, user_location
 from exp.hardware.backend import PRECISIONS
@@ -27,7 +28,7 @@ from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
 from exp.runs.failures import Failures, Patience, RankFailure, is_caused_by_peer, is_time_out
 from exp.runs.files import write_json
-from exp.runs.job import ENDING_FLAG, SCRATCH_VARIABLE
+from exp.runs.job import ENDING_FLAG, NODE_CONFIG, SCRATCH_VARIABLE
 from exp.session import RankInfo, Session
 from exp.task import create_task, task_class
 
@@ -53,7 +54,8 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     Raises:
         ExpError: the run failed; the launcher turns the error into the run's result and exit code.
     """
-    config = load(folder.current_file(folder.config))
+    of_node = Path(os.environ.get(SCRATCH_VARIABLE, os.devnull), NODE_CONFIG)
+    config = load(of_node if of_node.is_file() else folder.current_file(folder.config))
     trust_packages(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.exit_handlers.append(backend.close)
@@ -127,13 +129,18 @@ def open_session(session: Session) -> None:
     if info.rank == 0:
         session.console = make_console()
     _announce_ranks(session)
+    if session.shares and config.global_batch_size is not None:
+        config.batch_size = max(session.parts)  # of all nodes; the parent knows only its own shares
 
 
 def _announce_ranks(session: Session) -> None:
     """Log rank, device and host; rank 0 prints them for all ranks. Refuse ranks that share a card."""
     info = session.info
     about = {**session.backend.device_info(session.device), "host": socket.gethostname(), "local_rank": info.local_rank}
+    share = rank_share(session.config.launcher, info.local_rank)
+    about.update({} if share is None else {"share": share})
     session.devices = session.distributed.gather({**about, "device": str(session.device)})
+    session.shares = [device["share"] for device in session.devices if "share" in device]
     lines = [
         f"rank {rank}/{info.world_size}  local_rank {device['local_rank']}  {device['device']}  "
         f"{session.distributed.process_group}  {device['host']}"

@@ -199,8 +199,9 @@ def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     if meta["stopped"] and not continues_after_early_stop(session.changed):
         loop.stop_training = True
         session.print("resume: this training was stopped early; with a larger patience it would continue")
-    runner.losses.load(content["losses"], runner.rank, runner.world_size, runner.device)
-    states = content["rng"]
+    states, parts = content["rng"], loop.sampler.parts
+    saved_parts = meta.get("parts") or [sum(parts) // len(states)] * len(states)
+    runner.losses.load(content["losses"], saved_parts, parts, runner.rank, runner.device)
     if runner.world_size == len(states):
         set_rng_state(states[runner.rank], runner.backend)
     else:
