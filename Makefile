@@ -83,10 +83,10 @@ $(VENV)-site/.done: constraints/docs.txt
 		>$(VENV)-site/setup.log 2>&1 || { tail -30 $(VENV)-site/setup.log; exit 1; }
 	@touch $@
 
-# What models are compared with. Not in the environment: MMEngine imports transformers wherever it finds it, and every
+# What models and their exports are compared with. Not in the environment: MMEngine imports transformers wherever it finds it, and every
 # process of a run would start a second later. Needs Python 3.10.
 $(VENV)/reference/.done: $(VENV)/.setup
-	@$(PIP) install --target $(VENV)/reference -c $(CONSTRAINTS) transformers >$(VENV)/reference.log 2>&1 \
+	@$(PIP) install --target $(VENV)/reference -c $(CONSTRAINTS) transformers onnx onnxscript onnxruntime >$(VENV)/reference.log 2>&1 \
 		|| { tail -30 $(VENV)/reference.log; exit 1; }
 	@touch $@
 

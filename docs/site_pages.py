@@ -36,6 +36,7 @@ REFERENCE = {
             "exp.models.base.Model",
             "exp.data.base.Data",
             "exp.data.extensions.DataExtensions",
+            "exp.data.extensions.Units",
             "exp.metrics.Metric",
             "exp.metrics.SampleMetric",
             "exp.metrics.Table",

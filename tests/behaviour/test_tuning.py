@@ -1,15 +1,13 @@
-"""Low-rank updates, heads over four blocks, distillation and exports, as docs/guide/tuning.md says."""
+"""Low-rank updates, heads over four blocks and distillation, as docs/guide/tuning.md says."""
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 import torch
 
-import exp as public
-from tests.behaviour.conftest import SCENES, SHORT, TILES, losses, result
+from tests.behaviour.conftest import SCENES, TILES, losses, result
 from tests.simulators import needs_current_card
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -73,62 +71,6 @@ def test_a_student_is_used_without_its_teacher(exp, trained):
     done = exp(*DISTIL, "model.teacher.init_from=null", "output_dir=refused")
     assert done.returncode == 2
     assert "model.teacher.init_from" in done.stderr.splitlines()[0]
-
-
-def test_exported_programs_compute_what_the_model_does(exp, trained):
-    formats = ["torchscript", *(["torch_export"] if TORCH >= (2, 5) else [])]
-    folder = run(exp, "out", "task=export", f"init_from={trained('tiles')}", f"task.formats=[{','.join(formats)}]",
-                 "backend=cpu") / "export"  # fmt: skip
-    about = json.loads((folder / "export.json").read_text())
-    assert about["input"]["shape"] == ["B", 3, 64, 64]
-    assert set(about["differences"]) == {"merging", *formats}
-    programs = [torch.jit.load(str(folder / "model.torchscript.pt"))]
-    if "torch_export" in formats:
-        programs.append(torch.export.load(str(folder / "model.pt2")).module())
-    model = public.open_run(trained("tiles")).model()
-    images = torch.randint(0, 256, (5, 3, 64, 64), generator=torch.Generator().manual_seed(3)).byte()
-    with torch.no_grad():
-        for batch in (images[:1] * 0.997, images * 0.997):  # fractions, as files of 16 bits give them
-            expected = model(image=batch, mode="tensor")
-            for program in programs:
-                torch.testing.assert_close(program(batch), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(programs[0](images), model(image=images, mode="tensor"), rtol=1e-4, atol=1e-5)
-    for shape in ((2, 3, 60, 64), (2, 4, 64, 64)):
-        with pytest.raises(Exception):  # noqa: B017 - of TorchScript
-            programs[0](torch.zeros(shape))
-    for settings, key in (("task.formats=[onnx]", "task.formats"), ("nproc=2", "nproc")):
-        done = exp("task=export", "backend=cpu", f"init_from={trained('tiles')}", settings, "output_dir=refused")
-        assert done.returncode == 2
-        assert key in done.stderr.splitlines()[0]
-
-
-def test_a_forecaster_is_exported_with_all_that_it_needs(exp, trained):
-    formats = ["torchscript", *(["torch_export"] if TORCH >= (2, 5) else [])]
-    folder = run(exp, "out", "task=export", f"init_from={trained('forecast')}", f"task.formats=[{','.join(formats)}]",
-                 "backend=cpu") / "export"  # fmt: skip
-    about = json.loads((folder / "export.json").read_text())
-    assert list(about["inputs"]) == ["x", "marks"]
-    assert set(about["differences"]) == set(formats)
-    model = public.open_run(trained("forecast")).model()
-    shapes = [[5, *about["inputs"][name]["shape"][1:]] for name in ("x", "marks")]
-    x, marks = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in shapes)
-    program = torch.jit.load(str(folder / "model.torchscript.pt"))
-    with torch.no_grad():
-        expected = model(x=x, marks=marks, mode="tensor")
-        torch.testing.assert_close(program(marks=marks, x=x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_formats_that_a_backbone_cannot_be_written_in_are_left_out_unless_they_are_named(exp):
-    run(exp, "run", *SCENES[:2], *SHORT, "model/backbone=segformer_b0", "data.size=32", "global_batch_size=8",
-        "data.split_ratio=[0.4,0.3,0.3]", "max_steps=1", "schedule.warmup_steps=0")  # fmt: skip
-    folder = run(exp, "out", "task=export", "init_from=run", "backend=cpu") / "export"
-    about = json.loads((folder / "export.json").read_text())
-    assert {path.name for path in folder.iterdir()} == {"export.json", "model.torchscript.pt"}
-    assert "write_huggingface" in about["skipped"]["huggingface"]
-    assert about["differences"]["torchscript"] <= 1e-4
-    done = exp("task=export", "init_from=run", "backend=cpu", "task.formats=[huggingface]", "output_dir=refused")
-    assert done.returncode == 2
-    assert "write_huggingface" in done.stderr.splitlines()[0]
 
 
 KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET, "distillation": DISTIL,

@@ -31,7 +31,7 @@ GROUPS = {
     "intervals": ["intervals"],
     "machines": ["run", "launch", "hardware", "checks", "hooks", "add-a-backend"],
     "images": ["own-images", "dinov3", "data-images", "probes"],
-    "tuning": ["tuning"],
+    "tuning": ["tuning", "export"],
 }  # fmt: skip
 IMAGE_GROUPS = ("images", "tuning")
 # Pages whose commands have a test of their own, by that.

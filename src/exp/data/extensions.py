@@ -1,4 +1,4 @@
-"""What data may add to a run: records, pictures, and a ranking of samples."""
+"""What data may add to a run: records, pictures, a ranking of samples, and the units of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from exp.draw.figure import Picture
     from exp.metrics import Evaluator, SampleMetric
 
-__all__ = ["DataExtensions", "RankedSample"]
+__all__ = ["DataExtensions", "RankedSample", "Units"]
 
 
 class RankedSample(NamedTuple):
@@ -27,6 +27,30 @@ class RankedSample(NamedTuple):
     number: int
     value: float
     outputs: torch.Tensor
+
+
+class Units(NamedTuple):
+    """How values of files become those of a batch: ``(value - offset) / scale``, then clipped; for ``task=export``.
+
+    Attributes:
+        offset: broadcasts against the values of a sample, such as (C,) for series and (C, 1, 1) for images.
+        scale: likewise; None: batches have the values of files.
+        limits: the lowest and the highest value in a batch; None: values are not clipped.
+        about: entries of ``export.json``, such as the names of columns.
+    """
+
+    offset: torch.Tensor | float = 0.0
+    scale: torch.Tensor | None = None
+    limits: tuple[float, float] | None = None
+    about: Mapping[str, Any] = {}
+
+    def to_model(self, values: torch.Tensor) -> torch.Tensor:
+        """The values in a batch of values (B, ...) of files, float64 if there is a scale; without the limits."""
+        return values if self.scale is None else (values.double() - self.offset) / self.scale
+
+    def to_file(self, values: torch.Tensor) -> torch.Tensor:
+        """The values of files, float32 if there is a scale, of values (B, ...) in a batch."""
+        return values if self.scale is None else (values.double() * self.scale + self.offset).float()
 
 
 @dataclass
@@ -47,6 +71,7 @@ class DataExtensions:
             the indices of the samples in their split, int64 (B,).
         draw_samples: draws samples of the test split. Called on rank 0, with the worst samples (worst first) and the
             best samples (best first); no sample is in both.
+        units: returns the units of files, by the keys of a batch and ``output``; called after the model is built.
     """
 
     fingerprint: Callable[[], Fingerprint] | None = None
@@ -54,3 +79,4 @@ class DataExtensions:
     pictures: Callable[[Any, Evaluator], Mapping[str, Picture]] | None = None
     ranking: SampleMetric | None = None
     draw_samples: Callable[[Sequence[RankedSample], Sequence[RankedSample]], Mapping[str, Picture]] | None = None
+    units: Callable[[], Mapping[str, Units]] | None = None

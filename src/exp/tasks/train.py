@@ -102,7 +102,7 @@ class Estimate(ParentTask):
         return write_estimate(config, list(overrides))
 
 
-_FORMATS = ("huggingface", "torchscript", "torch_export")
+_FORMATS = ("huggingface", "torch_export", "torchscript", "onnx")
 
 
 @named_task
@@ -110,10 +110,11 @@ class Export(Task):
     """Writes a trained model as files for other programs, and compares them with the model."""
 
     formats: Optional[List[str]] = None
-    """``huggingface`` (the backbone of a model of images, for transformers), ``torchscript``, ``torch_export`` (torch
-    >= 2.5); null: the first two, as far as the model can be written in them."""
+    """``huggingface`` (the backbone of a model of images, for transformers), ``torch_export`` (torch >= 2.5),
+    ``torchscript``, ``onnx`` (torch >= 2.5, with the packages onnx and onnxscript); null: as many as can be written, of
+    ``torchscript`` and ``torch_export`` the one for this torch."""
     size: Optional[int] = None
-    """Side in pixels of the images that ``torchscript`` and ``torch_export`` take; null: ``data.size``."""
+    """Side in pixels of the images that programs take; null: ``data.size``."""
     tolerance: float = 1e-4
     """Largest allowed difference from the model's outputs, as a share of the largest output."""
 

@@ -1,4 +1,4 @@
-"""What ``task=export`` writes only of models of images: the backbone for transformers, how files become inputs."""
+"""What ``task=export`` writes only of models of images: the backbone for transformers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,7 @@ from safetensors.torch import load_file
 from exp.engine.export import relative_difference
 from exp.runs.files import write_json
 
-__all__ = ["describe_input", "processor_config", "write_huggingface"]
-
-
-def describe_input(data: Any) -> dict[str, Any]:
-    """How to convert the values of files to a model's input, for programs that read the files themselves.
-
-    Args:
-        data: an :class:`exp.vision.data.base.ImageData`, set up like the training data.
-
-    Returns:
-        ``dtype`` (which every format takes) and ``range`` of the input; ``bands`` of a file, by name or number (null:
-        all); ``value_range``: the two values, one pair for all bands or for each band, that values of more than 8 bits
-        are clipped to and that become 0 and 255 (null: no scaling); ``no_data``: for each band, the input value where
-        a file has no data.
-    """
-    reader, names = data.read, data.normalization.names
-    description: dict[str, Any] = {
-        "dtype": "float32",
-        "range": [0, 255],
-        "bands": None if reader.bands is None else list(names or reader.bands),
-        "value_range": reader.value_range,
-        "no_data": None if reader.fill is None else reader.fill.tolist(),
-    }
-    if reader.modalities.statistics:
-        description["modality_statistics"] = reader.modalities.statistics
-    return description
+__all__ = ["processor_config", "write_huggingface"]
 
 
 def write_huggingface(model: Any, folder: Path, image: torch.Tensor, say: Callable[[str], None]) -> float:

@@ -17,7 +17,7 @@ from exp.models.dropout import Dropout
 from exp.vision import lora
 from exp.vision.backbones.base import Backbone, Features, Published
 from exp.vision.data.bands import color_positions
-from exp.vision.export import describe_input, write_huggingface
+from exp.vision.export import write_huggingface
 from exp.vision.heads import Head
 from exp.vision.keys import ImageModelConfig, LoraConfig, SceneClassifierConfig, SegmenterConfig
 from exp.vision.losses import CrossEntropy, Losses
@@ -196,12 +196,6 @@ class ImageModel(Model):
         # Not only whole numbers: files of more than 8 bits give fractions.
         images = [torch.rand(number, self.in_channels, side, side) * 255.0 for number in (2, 3, 1)]
         return [{"image": image} for image in (*images, images[1].to(torch.uint8))]
-
-    def describe_export(self, data: Any, batch: Mapping[str, torch.Tensor], formats: Sequence[str]) -> dict[str, Any]:
-        """Entries of ``export.json``: what the values of images are, in each of the formats, and the classes."""
-        dtypes = {name: "uint8 or float32" if name == "torchscript" else "float32" for name in formats}
-        shape = ["B", *batch["image"].shape[1:]]
-        return {"input": {"shape": shape, **describe_input(data), "dtypes": dtypes}, "classes": list(data.classes)}
 
     def write_huggingface(self, folder: Path, batch: Mapping[str, torch.Tensor], say: Callable[[str], None]) -> float:
         """See :func:`exp.vision.export.write_huggingface`."""

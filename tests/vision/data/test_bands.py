@@ -11,7 +11,6 @@ import torch
 
 from exp.vision.data.keys import SceneDataConfig
 from exp.vision.data.statistics import Normalization
-from exp.vision.export import describe_input
 from exp.vision.models import SceneClassifier
 from exp.vision.raster import open_image
 from tests.vision.data.conftest import by_rows, part, reads, refused
@@ -191,10 +190,15 @@ def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields):
     data = fields(mean="train", value_range=[0, 4000])
     data.normalization.fit()
     data.use_model_statistics(SceneClassifier(backbone=vit(size="tiny", depth=1), **data.model_arguments()))
-    assert json.loads(json.dumps(describe_input(data))) == {
-        "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"],
-        "value_range": [0.0, 4000.0], "no_data": data.read.fill.tolist(),
+    units = data.units()["image"]
+    no_data = [float(value) * 4000 / 255 for value in data.read.fill]
+    assert json.loads(json.dumps(units.about)) == {
+        "range": [0.0, 4000.0], "bands": ["B04", "B03", "B02", "B08"], "no_data": pytest.approx(no_data, rel=1e-6),
     }  # fmt: skip
+    values = torch.tensor([0.0, 1000.0, 4000.0]).view(1, 1, 1, 3)
+    assert units.to_model(values).flatten().tolist() == pytest.approx([0.0, 63.75, 255.0])
+    assert units.to_file(units.to_model(values)).flatten().tolist() == values.flatten().tolist()
+    assert units.limits == (0.0, 255.0)
 
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields):

@@ -10,9 +10,10 @@ from typing import Any, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-__all__ = ["NUM_TIME_FEATURES", "Calendar", "Grid", "same_spacing", "time_features"]
+__all__ = ["TIME_FEATURES", "Calendar", "Grid", "same_spacing", "time_features"]
 
-NUM_TIME_FEATURES = 4
+TIME_FEATURES = {"hour": (0, 23), "day_of_week": (0, 6), "day": (1, 31), "day_of_year": (1, 366)}
+"""The parts of a date that models get, by their names in pandas, with the lowest and the highest value."""
 _SPACING_TOLERANCE = 1.12  # ratio of distances that count as equal: months have 28 to 31 days
 _DAY, _WEEK = 86_400 * 10**9, 7 * 86_400 * 10**9  # ns
 _PERIODS = ((_DAY, "day"), (_WEEK, "week"), (365.2425 * _DAY, "year"))
@@ -414,11 +415,6 @@ def time_features(dates: pd.DatetimeIndex | None, num_rows: int) -> np.ndarray:
         float32 (T, 4); zeros where there are no dates.
     """
     if dates is None:
-        return np.zeros((num_rows, NUM_TIME_FEATURES), dtype=np.float32)
-    features = [
-        dates.hour / 23 - 0.5,
-        dates.day_of_week / 6 - 0.5,
-        (dates.day - 1) / 30 - 0.5,
-        (dates.day_of_year - 1) / 365 - 0.5,
-    ]
+        return np.zeros((num_rows, len(TIME_FEATURES)), dtype=np.float32)
+    features = [(getattr(dates, part) - low) / (high - low) - 0.5 for part, (low, high) in TIME_FEATURES.items()]
     return np.stack([np.asarray(feature) for feature in features], axis=1).astype(np.float32)

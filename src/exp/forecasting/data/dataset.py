@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import Dataset
 
 from exp.data.base import Data, ExampleBatch, Prediction
-from exp.data.extensions import DataExtensions
+from exp.data.extensions import DataExtensions, Units
 from exp.data.fingerprint import file_fingerprint, shortened
 from exp.errors import DataError
-from exp.forecasting.data.calendar import NUM_TIME_FEATURES, same_spacing, time_features
+from exp.forecasting.data.calendar import TIME_FEATURES, same_spacing, time_features
 from exp.forecasting.data.files import find_file
 from exp.forecasting.data.series import (
     TrainingStatistics,
@@ -74,7 +74,7 @@ class ForecastingData(Data):
     """
 
     raw_arguments = ("derived_columns",)
-    num_marks = NUM_TIME_FEATURES
+    num_marks = len(TIME_FEATURES)
     intervals: Intervals | None = None
     rows: dict[str, range]
     _uses_future = True  # until the model is built
@@ -238,7 +238,7 @@ class ForecastingData(Data):
         Raises:
             DataError: see :meth:`check_truth`; ``task=predict`` needs no truth.
         """
-        session.extensions = DataExtensions(self.fingerprint, self.record)
+        session.extensions = DataExtensions(self.fingerprint, self.record, units=self.units)
         task = session.config.task
         session.print(f"{self.path}: {self._season_text()}")
         session.on_model(functools.partial(self._check_model, session))
@@ -338,6 +338,26 @@ class ForecastingData(Data):
         if self.intervals is not None:
             content["intervals"] = self.intervals.record
         return content
+
+    def units(self) -> dict[str, Units]:
+        """The units of the file and of its dates, and the names of columns (``task=export``)."""
+        forecast = [name if position in self.scored else None for position, name in enumerate(self.names)]
+        lowest, highest = torch.tensor([*TIME_FEATURES.values()], dtype=torch.float64).t()
+        offset, scale, parts = (lowest + highest) / 2, highest - lowest, [*TIME_FEATURES]
+        if self.dates is None:  # the features are 0
+            offset, scale, parts = torch.zeros_like(offset), torch.ones_like(scale), ["zero"] * self.num_marks
+        units = {
+            "x": Units(self.mean, self.std, about={"columns": list(self.names)}),
+            "marks": Units(offset, scale, about={"columns": parts}),
+            "output": Units(self.mean, self.std, about={"columns": forecast}),
+        }
+        if "future" in self._tensors:
+            covariates = self._raw.columns.covariates or []
+            offset = torch.cat([self.mean[covariates], offset])
+            scale = torch.cat([self.std[covariates], scale])
+            columns = [*(self.names[position] for position in covariates), *parts]
+            units["future"] = Units(offset, scale, about={"columns": columns})
+        return units
 
     def to_original_units(self, values: torch.Tensor) -> torch.Tensor:
         """Undo the standardization.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from exp.data.base import Data, ExampleBatch, Prediction
-from exp.data.extensions import DataExtensions
+from exp.data.extensions import DataExtensions, Units
 from exp.data.fingerprint import dataset_fingerprint, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
@@ -325,13 +325,38 @@ class ImageData(Data):
 
         session.on_model(model_built)
         pictures = functools.partial(self.pictures, session)
-        session.extensions = DataExtensions(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
+        session.extensions = DataExtensions(
+            self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples, self.units
+        )
         if not self._has_loaded_state:
             self._fit_normalization(session)
         elif self._class_mismatch is not None and session.config.task.name != "features":
             raise self._class_mismatch
         if session.config.task.name == "train":
             session.distributed.on_main(functools.partial(self.check_files, session.print))
+
+    def units(self) -> dict[str, Units]:
+        """What programs that read files themselves must know (``task=export``).
+
+        ``image`` has ``range``: the two values, one pair for all bands or for each band, to which those of a file are
+        clipped; ``bands`` of a file, by name or number (null: all); ``no_data``: for each band, the value to set where
+        a file has no data; with sensors of their own statistics also ``modality_statistics``, of values in 0..255.
+        """
+        reader, limits = self.read, self.read.value_range
+        about: dict[str, Any] = {
+            "range": limits or [0, 255],
+            "bands": None if reader.bands is None else list(self.normalization.names or reader.bands),
+            "no_data": None,
+        }
+        if reader.modalities.statistics:
+            about["modality_statistics"] = reader.modalities.statistics
+        image = Units(about=about)
+        if limits is not None:
+            low, high = (torch.tensor(limit, dtype=torch.float64).view(-1, 1, 1) for limit in limits)
+            image = Units(low, (high - low) / 255.0, (0.0, 255.0), about)
+        if reader.fill is not None:
+            about["no_data"] = image.to_file(torch.from_numpy(reader.fill).view(1, -1, 1, 1)).flatten().tolist()
+        return {"image": image, "output": Units(about={"classes": list(self.classes)})}
 
     def _fit_normalization(self, session: Any) -> None:
         self.normalization.inspect_bands()
