@@ -64,14 +64,17 @@ class _Program(nn.Module):
     def compute(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The output for named inputs; both in units of the files."""
         output: torch.Tensor = self.model(**{k: self._to_model(k, v) for k, v in inputs.items()}, mode="tensor")
-        scale = getattr(self, "output_scale", None)
-        return output if scale is None else output * scale + self.output_offset
+        offset, scale = self._buffers_of("output")
+        return output if scale is None else output * scale + offset
+
+    def _buffers_of(self, key: str) -> tuple[Any, Any]:
+        return getattr(self, f"{key}_offset", None), getattr(self, f"{key}_scale", None)
 
     def _to_model(self, key: str, values: torch.Tensor) -> torch.Tensor:
-        scale = getattr(self, f"{key}_scale", None)
+        offset, scale = self._buffers_of(key)
         if scale is None:
             return values
-        values = (values.float() - getattr(self, f"{key}_offset")) / scale
+        values = (values.float() - offset) / scale
         limits = self.units[key].limits
         return values if limits is None else values.clamp(*limits)
 
