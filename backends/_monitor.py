@@ -1,4 +1,4 @@
-"""Readings of the vendors' monitors: utilization, memory, temperature and power of their cards.
+"""Readings of the vendors' monitors: utilization, memory, temperature, power and processes of their cards.
 
 Each parser takes the output of one program and returns one dict per card, with the keys of :func:`reading`. Parsers
 skip what they do not recognize and never raise: a monitor of another version must not break a run.
@@ -6,17 +6,24 @@ skip what they do not recognize and never raise: a monitor of another version mu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any, Callable, Sequence
 
-__all__ = ["efsmi", "nvidia_smi", "parse_efsmi", "parse_nvidia_smi", "parse_rocm_smi", "reading", "rocm_smi"]
+__all__ = [
+    "efsmi", "kfd_processes", "nvidia_smi", "parse_efsmi", "parse_nvidia_processes", "parse_nvidia_smi",
+    "parse_rocm_smi", "processes_with_open", "reading", "rocm_smi",
+]  # fmt: skip
 
 _TIMEOUT_S = 10
 _EFSMI_PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/efsmi", "/opt/tops/bin")  # PATH may lack some of these
+_EFSMI_DEVICE = re.compile(r"/dev/(?:dtu|gcu(?:\d+vid)?)(\d+)")  # T20; S60 and later
+_KFD = Path("/sys/class/kfd/kfd")
 _MIB = 2**20
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -39,32 +46,71 @@ def reading(index: int, **values: Any) -> dict[str, Any]:
     Args:
         index: number of the card on its host, visible or not.
         **values: ``name``, ``uuid``, ``bus_id``, ``utilization_percent``, ``memory_used`` and ``memory_total`` (bytes),
-            ``temperature_c``, ``power_w``, ``state`` (as the monitor prints it, such as ``Sleep``), ``serial``.
+            ``temperature_c``, ``power_w``, ``state`` (as the monitor prints it, such as ``Sleep``), ``serial``,
+            ``processes`` (ids of those that use the card).
     """
     keys = ("name", "uuid", "bus_id", "utilization_percent", "memory_used", "memory_total", "temperature_c", "power_w")
-    return {"index": index, **{key: values.get(key) for key in (*keys, "state", "serial")}}
+    return {"index": index, **{key: values.get(key) for key in (*keys, "state", "serial", "processes")}}
 
 
 def efsmi() -> list[dict[str, Any]]:
-    """Readings of Enflame's cards."""
-    return _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
+    """Readings of Enflame's cards; the monitor lists no processes, so those count that have the device file open."""
+    cards = _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
+    users = processes_with_open(_EFSMI_DEVICE) if cards else {}
+    return [{**card, "processes": users.get(card["index"])} for card in cards]
 
 
 def rocm_smi() -> list[dict[str, Any]]:
     """Readings of AMD's cards."""
     options = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"]
-    return _ask(parse_rocm_smi, ["rocm-smi", *options, "--showuniqueid", "--json"])
+    cards = _ask(parse_rocm_smi, ["rocm-smi", *options, "--showuniqueid", "--json"])
+    users = kfd_processes(_KFD) if cards else {}
+    return [{**card, "processes": users.get(str(card["bus_id"]).lower())} for card in cards]
 
 
 def nvidia_smi() -> list[dict[str, Any]]:
     """Readings of NVIDIA's cards."""
     fields = ",".join(field for field, _ in _NVIDIA_FIELDS)
-    return _ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    cards = _ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"]
+    users = _ask(parse_nvidia_processes, query) if cards else []
+    return [{**card, "processes": [pid for uuid, pid in users if uuid == card["uuid"]]} for card in cards]
 
 
-def _ask(
-    parse: Callable[[str], list[dict[str, Any]]], command: list[str], folders: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+def processes_with_open(pattern: re.Pattern[str]) -> dict[int, list[int]]:
+    """Ids of the processes that have a card's device file open, by the number in ``pattern``.
+
+    Only root sees the files of other users' processes.
+    """
+    users: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+            names = {os.readlink(link.path) for link in os.scandir(str(entry / "fd"))}
+            for match in filter(None, map(pattern.fullmatch, names)):
+                users.setdefault(int(match[1]), []).append(int(entry.name))
+    return users
+
+
+def kfd_processes(root: Path) -> dict[str, list[int]]:
+    """Ids of the processes with memory on an AMD card, by its PCI bus id (``0000:2f:00.0``).
+
+    Args:
+        root: the kernel driver's folder in sysfs, which all users can read.
+    """
+    users: dict[str, list[int]] = {}
+    for node in (root / "topology" / "nodes").glob("*"):
+        with contextlib.suppress(OSError, KeyError, ValueError):  # the driver refuses cards of other containers
+            card = (node / "gpu_id").read_text().strip()
+            lines = (node / "properties").read_text().splitlines()
+            facts = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+            place = facts["location_id"]
+            bus_id = f"{facts['domain']:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
+            files = (root / "proc").glob(f"*/vram_{card}") if card != "0" else ()  # 0: a processor
+            users[bus_id] = [int(file.parent.name) for file in files if int(file.read_text())]
+    return users
+
+
+def _ask(parse: Callable[[str], list[Any]], command: list[str], folders: Sequence[str] = ()) -> list[Any]:
     """Run a monitor and parse its output; empty if it is missing, cannot run, or takes longer than 10 s.
 
     Args:
@@ -99,6 +145,12 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
             values[key] = _bytes(cells[key], _MIB)
         cards.append(reading(int(cells["index"]), **values))
     return cards
+
+
+def parse_nvidia_processes(text: str) -> list[tuple[str, int]]:
+    """Parse rows of ``--query-compute-apps=gpu_uuid,pid --format=csv,noheader``: UUIDs of cards, and process ids."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [(row[0], int(row[1])) for row in rows if len(row) == 2 and row[1].isdigit()]
 
 
 def parse_rocm_smi(text: str) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -96,3 +98,20 @@ def test_the_program_is_asked_and_what_fails_is_no_monitor(program, tmp_path, mo
     assert _monitor.nvidia_smi() == []
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert [made(name).monitor() for name in ("cpu", "cuda", "rocm", "gcu")] == [[]] * 4
+
+
+def test_processes_are_found_on_the_cards_that_they_use(tmp_path):
+    held = tmp_path / "dtu3"
+    with held.open("w"):
+        assert _monitor.processes_with_open(re.compile(f"{tmp_path}/dtu(\\d+)")) == {3: [os.getpid()]}
+    uuid = "GPU-6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11"
+    assert _monitor.parse_nvidia_processes(f"{uuid}, 4711\n{uuid}, [N/A]\nNo devices\n") == [(uuid, 4711)]
+    files = {
+        "topology/nodes/0/gpu_id": "0", "topology/nodes/0/properties": "simd_count 0\ndomain 0\nlocation_id 0",
+        "topology/nodes/1/gpu_id": "51", "topology/nodes/1/properties": "domain 0\nlocation_id 12032",
+        "proc/81/vram_51": "4096", "proc/82/vram_51": "0",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    assert _monitor.kfd_processes(tmp_path)["0000:2f:00.0"] == [81]

@@ -49,6 +49,7 @@ NOT_HERE = (
     r"launcher=submitit(?!.*dry_run)",  # there is no Slurm; tests/slurm starts one
     r"task=(qualify|operators|collectives|speed)",  # an hour; tests/checks/test_qualify.py has small ones
     r"task=attach",  # there is no job; tests/slurm submits one
+    r"task=watch",  # it needs a run that goes on: tests/behaviour/test_watch.py
     r"launcher=external",  # a launcher outside starts it; see tests/launcher/test_external.py
     r"init_from=(timm|hf):",  # there is no network; tests/behaviour has a hub of its own
     r"task\.store=outputs/m_eurosat",  # features of weights that are not here

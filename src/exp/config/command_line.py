@@ -150,7 +150,7 @@ _FOREIGN_KEYS = {
     "deterministic": "seed=...; docs/guide/resume.md says what is reproducible",
     "epochs": "max_epochs=...",
     "reference": "it with task=parity",
-    "run": "it with task=report, task=track or task=attach",
+    "run": "it with task=report, task=track, task=attach or task=watch",
     "steps": "max_steps=..., or steps=... with task=parity",
     "strategy": "wrapper=ddp or wrapper=fsdp",
     "trainer": "a key of exp's own, such as max_epochs=...; debug=one_batch instead of fast_dev_run",

@@ -267,8 +267,8 @@ class Backend(abc.ABC):
 
         Returns:
             Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilization_percent``, ``memory_used``
-            and ``memory_total`` (bytes), ``temperature_c``, ``power_w`` (watts), ``state``, ``serial``; None for values
-            that the monitor does not report.
+            and ``memory_total`` (bytes), ``temperature_c``, ``power_w`` (watts), ``state``, ``serial``, ``processes``
+            (ids of those that use the card); None for values that the monitor does not report.
         """
         return []
 

@@ -7,10 +7,12 @@ stage and step) into a memory-mapped file, without any system call. The launcher
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import faulthandler
 import mmap
 import os
+import re
 import signal
 import struct
 from pathlib import Path
@@ -20,7 +22,8 @@ from exp.runs.job import HEARTBEATS_FILE
 from exp.runs.lock import is_alive
 
 __all__ = [
-    "STACK_SIGNAL", "Heartbeat", "Stage", "make_file", "read", "report_stage", "running_ranks", "stack_file", "start",
+    "STACK_SIGNAL", "Heartbeat", "Stage", "jobs_on_host", "make_file", "read", "report_stage", "running_ranks",
+    "stack_file", "start",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -135,3 +138,20 @@ def running_ranks(scratch: str, alive: bool = True) -> list[Heartbeat]:
         alive: True for workers whose process runs, False for workers whose process is gone.
     """
     return [b for b in read(scratch) if b.pid and b.stage != Stage.DONE and is_alive(b.pid) is alive]
+
+
+def jobs_on_host() -> dict[Path, set[str]]:
+    """The private folders of jobs whose ranks run on this host, by run folder.
+
+    The ranks are found by their processes: stderr is the rank's log, and the file of heartbeats is mapped. Only root
+    can look into the processes of other users.
+    """
+    jobs: dict[Path, set[str]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            log = Path(os.readlink(str(entry / "fd" / "2")))
+            if log.parent.name == "logs" and log.name.startswith("rank"):
+                maps = (entry / "maps").read_text(errors="replace")
+                folders = re.findall(rf"(/\S.*)/{HEARTBEATS_FILE}$", maps, re.MULTILINE)
+                jobs.setdefault(log.parent.parent, set()).update(folders)
+    return {folder: folders for folder, folders in jobs.items() if folders}

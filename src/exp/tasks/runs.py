@@ -1,4 +1,4 @@
-"""task=report, track and attach: work with finished or submitted runs, without workers and torch."""
+"""task=report, track, attach and watch: work with finished or submitted runs, without workers and torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.report.runs import Run
 
-__all__ = ["Attach", "Report", "Track"]
+__all__ = ["Attach", "Report", "Track", "Watch"]
 
 
 @dataclass
@@ -116,3 +116,19 @@ class Attach(ParentTask):
         from exp.launcher.slurm.follow import attach
 
         return attach(config)
+
+
+@named_task
+class Watch(ParentTask):
+    """Shows the ranks of a run and the cards of this host, beside the run."""
+
+    run: Any = None
+    """A run folder; null: the newest run on this host."""
+    format: str = "table"
+    """``table``, on a terminal until the run ends; or ``json``, once."""
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Show them (:func:`exp.launcher.watch.watch`)."""
+        from exp.launcher.watch import watch
+
+        return watch(config)
