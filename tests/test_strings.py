@@ -333,6 +333,7 @@ def test_keys_that_the_engine_puts_into_the_message_hub_are_not_taken_for_a_hook
 FOREIGN_KEYS = {
     "Python, torch, mmengine": {"initial_lr", "end_factor", "runtime_info"},
     "devices": {"cpu"},
+    "the kernel's amdgpu driver": {"domain", "location_id"},
     "files of weights": {"q", "license_name", "weight_map", "rope_parameters", "pretrained_cfg"},
     "images": {"conversations", "image_path", "scale_factor"},
     "timm": {"fixed_input_size", "img_size", "input_size"},
