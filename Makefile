@@ -9,7 +9,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 ARGS ?=
 KEEP := $(if $(SYSTEM),$(VENV)/kept.txt,$(CONSTRAINTS))
 PINNED = $(if $(filter 10,$(MINOR)),,-c constraints/$(1).txt)
-REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done $(VENV)/trackers/.done $(VENV)/notebooks/.done)
+REFERENCE := $(if $(filter 8 9,$(MINOR)),,$(VENV)/reference/.done $(VENV)/trackers/.done $(VENV)/notebooks/.done $(VENV)/albumentations/.done)
 
 define KEPT
 import importlib.metadata as installed, sys
@@ -101,6 +101,12 @@ $(VENV)/trackers/.done: $(VENV)/.setup constraints/trackers.txt
 $(VENV)/notebooks/.done: $(VENV)/.setup constraints/notebooks.txt
 	@$(PIP) install --target $(VENV)/notebooks $(call PINNED,notebooks) nbclient ipykernel \
 		>$(VENV)/notebooks.log 2>&1 || { tail -30 $(VENV)/notebooks.log; exit 1; }
+	@touch $@
+
+# Without what it requires: its OpenCV would stand beside that of the environment, under the same name.
+$(VENV)/albumentations/.done: $(VENV)/.setup constraints/albumentations.txt
+	@$(PIP) install --target $(VENV)/albumentations --no-deps -r constraints/albumentations.txt >$(VENV)/albumentations.log 2>&1 \
+		|| { tail -30 $(VENV)/albumentations.log; exit 1; }
 	@touch $@
 
 clean:

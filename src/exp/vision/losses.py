@@ -7,7 +7,7 @@ distributed over devices. All is computed in float32, with operators that every 
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, ClassVar, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ class Loss(nn.Module):
         class_weights: one weight per class (K); None: all 1.
     """
 
+    takes_shares: ClassVar[bool] = False
+    """Whether labels may be shares of the classes (``data.mixup_alpha``, ``data.cutmix_alpha``)."""
     class_weights: torch.Tensor | None
 
     def __init__(
@@ -46,7 +48,8 @@ class Loss(nn.Module):
 
         Args:
             logits: (B, K) or (B, K, H, W).
-            labels: (B,) or (B, H, W), integers below K, or ``ignore_index``.
+            labels: (B,) or (B, H, W), integers below K, or ``ignore_index``; with :attr:`takes_shares` also shares of
+                the classes, float32 (B, K), all 0 where ignored.
 
         Returns:
             0-dim float32, a mean over images or over all labels.
@@ -82,15 +85,30 @@ class CrossEntropy(Loss):
         **common: arguments of :class:`Loss`.
     """
 
+    takes_shares = True
+
     def __init__(self, label_smoothing: float = 0.0, **common: Any) -> None:
         super().__init__(**common)
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """See :class:`Loss`."""
-        total = F.cross_entropy(logits.float(), labels.long(), self.class_weights, ignore_index=self.ignore_index,
-                                reduction="sum", label_smoothing=self.label_smoothing)  # fmt: skip
+        if labels.is_floating_point():
+            return self._of_shares(logits, labels) / len(labels)
+        common: Any = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+        if not self.label_smoothing:
+            total = F.cross_entropy(logits.float(), labels.long(), self.class_weights, reduction="sum", **common)
+        else:  # torch 1.10 smooths ignored labels, too, if ignore_index is negative
+            losses = F.cross_entropy(logits.float(), labels.long(), self.class_weights, reduction="none", **common)
+            total = (losses * (labels != self.ignore_index)).sum()
         return total / labels.numel()
+
+    def _of_shares(self, logits: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """The sum over samples of - sum_k w[k] q[k] log p[k], with the smoothed shares q (B, K)."""
+        smoothing = self.label_smoothing
+        smooth = (1.0 - smoothing) * shares + smoothing / shares.shape[1] * shares.sum(dim=1, keepdim=True)
+        losses = -smooth * torch.log_softmax(logits.float(), dim=1)
+        return (losses if self.class_weights is None else losses * self.class_weights).sum()
 
 
 class Focal(Loss):
@@ -240,9 +258,18 @@ class Losses(nn.Module):
         )
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The losses by name, such as ``loss_dice``, each times its weight; see :class:`Loss`."""
+        """The losses by name, such as ``loss_dice``, each times its weight; see :class:`Loss`.
+
+        Raises:
+            ConfigError: labels are shares of classes, which a loss does not take.
+        """
         losses: dict[str, torch.Tensor] = {}
         for term in self.terms:
+            if labels.is_floating_point() and not term.takes_shares:
+                raise ConfigError(
+                    f"model.losses: {type(term).__name__} takes one class per image, but data.mixup_alpha and "
+                    "data.cutmix_alpha give shares of classes; use CrossEntropy, or turn mixing off"
+                )
             name = f"loss_{type(term).__name__.lower()}"
             loss = term.weight * term(logits, labels)
             losses[name] = losses[name] + loss if name in losses else loss

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from exp.data.loader import preserved_generators, seed_sample
-from exp.errors import ConfigError
+from exp.errors import ConfigError, UnavailableError
 from exp.vision.data.transforms import PadTo, PhotoMetricDistortion, Pipeline, RandomCrop, RandomRotate90
 
 
@@ -96,3 +99,81 @@ def test_saturation_and_hue():
 def test_a_wrong_transform_is_named(spec, said):
     with pytest.raises(ConfigError, match=rf"data.train_pipeline\[1\].*{said}"):
         Pipeline("data.train_pipeline", [{"type": "RandomRotate90"}, spec])
+
+
+# -- albumentations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def albumentations(monkeypatch):
+    """The package, where it is installed or in the folder that ``make test-all`` installs it into."""
+    monkeypatch.syspath_prepend(str(Path(sys.prefix) / "albumentations"))
+    return pytest.importorskip("albumentations")
+
+
+def albu(*transforms):
+    return Pipeline("data.train_pipeline", [{"type": "Albu", "transforms": list(transforms)}])
+
+
+def of_sample(pipeline, image, mask, number, epoch=0):
+    seed_sample(0, epoch, number)
+    return pipeline(image, "a.png", mask)
+
+
+@pytest.mark.extended
+def test_albumentations_draws_by_sample_and_keeps_image_and_mask_together(albumentations):
+    flips = [{"type": "HorizontalFlip", "p": 0.5}, {"type": "VerticalFlip", "p": 0.5}]
+    sample = pair()
+    image, mask = sample["img"], sample["gt_seg_map"]
+    for pipeline in (albu(*flips), albu({"type": "OneOf", "transforms": flips, "p": 0.8})):
+        first = [of_sample(pipeline, image, mask, number) for number in range(40)]
+        again = [of_sample(pipeline, image, mask, number) for number in reversed(range(40))][::-1]
+        for one, two in zip(first, again):
+            np.testing.assert_array_equal(one["img"], two["img"])
+            np.testing.assert_array_equal(one["img"][..., 0], one["gt_seg_map"])
+        kinds = {(np.array_equal(each["img"][0, 0], image[0, -1]), np.array_equal(each["img"][0, 0], image[-1, 0]),
+                  np.array_equal(each["img"], image)) for each in first}  # fmt: skip
+        assert {(True, False, False), (False, True, False), (False, False, True)} <= kinds, "drawn independently"
+    assert any(not np.array_equal(of_sample(pipeline, image, mask, n, 1)["img"], first[n]["img"]) for n in range(9))
+
+
+@pytest.mark.extended
+def test_what_albumentations_adds_to_a_mask_is_ignored_and_values_keep_their_range(albumentations):
+    sample = pair()
+    for spec in ({"type": "Rotate", "limit": [45, 45], "p": 1.0}, {"type": "Affine", "scale": 0.5, "p": 1.0},
+                 {"type": "PadIfNeeded", "min_height": 100, "min_width": 100}):  # fmt: skip
+        done = albu(spec)(sample["img"], "a.png", sample["gt_seg_map"])
+        assert set(done["gt_seg_map"][(done["img"] == 0).all(axis=2)].tolist()) == {255}, spec
+        assert done["img_shape"] == done["img"].shape[:2] == done["gt_seg_map"].shape
+    padded = albu({"type": "PadIfNeeded", "min_height": 100, "min_width": 100, "fill_mask": 7})
+    assert 255 not in padded(sample["img"], "a.png", sample["gt_seg_map"])["gt_seg_map"]
+    brighter = albu(
+        {"type": "RandomBrightnessContrast", "brightness_limit": [0.2, 0.2], "contrast_limit": [0, 0], "p": 1}
+    )
+    dark = np.full((8, 8, 1), 100, np.float32)
+    np.testing.assert_allclose(brighter(dark, "a.tif")["img"], np.full((8, 8, 1), 151), atol=0.1)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("spec", "said"), [
+    ({"type": "HorizontalFlop"}, "HorizontalFlop is no transform of albumentations.*'HorizontalFlip'"),
+    ({"type": "from_dict"}, "from_dict is no transform"),
+    ({"type": "Rotate", "limits": 3}, r"Rotate.limits: .*'Albu: Rotate.limit'"),
+    ({"type": "Rotate", "p": 3}, "does not take these arguments"),
+])  # fmt: skip
+def test_a_wrong_transform_of_albumentations_is_named(albumentations, spec, said):
+    with pytest.raises(ConfigError, match=said):
+        albu(spec)
+
+
+@pytest.mark.extended
+def test_normalized_images_of_albumentations_are_refused(albumentations):
+    with pytest.raises(ConfigError, match="Normalize"):
+        albu({"type": "Normalize"})(pair()["img"], "a.png")
+
+
+@pytest.mark.legacy
+def test_albumentations_is_refused_by_name_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "albumentations", None)
+    with pytest.raises(UnavailableError, match=r"albumentations.*pip install"):
+        albu({"type": "HorizontalFlip"})

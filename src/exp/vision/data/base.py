@@ -22,6 +22,7 @@ from exp.vision.data.decode import image_size
 from exp.vision.data.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.layouts import NAMED_FILES, archive_notes, unread_note
 from exp.vision.data.masks import IGNORED, NO_DATA, IndexMasks, distinct_colors
+from exp.vision.data.mixing import Mixer
 from exp.vision.data.sources import (
     MasksBySource,
     SourceDraw,
@@ -120,10 +121,17 @@ class ImageData(Data):
         for split, samples in splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
-            self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train)
+            mixer = self._build_mixer() if is_train else None
+            self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train, mixer)
         self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.test_split_name))
         if len(self.sources) > 1:
             self._mix_sources()
+
+    def _build_mixer(self) -> Mixer | None:
+        """What ``data.mixup_alpha`` and ``data.cutmix_alpha`` ask for; None: no images are mixed."""
+        num_classes = len(self.classes) if self.learns_classes and not self.per_pixel else None
+        mixer = Mixer(self._config, num_classes, self.per_pixel)
+        return mixer if mixer.methods else None
 
     def _mix_sources(self) -> None:
         """Draw training samples by the weights of the sources, and note which samples are of which."""

@@ -18,6 +18,7 @@ from exp.vision.data.transforms import Pipeline, is_resized
 
 if TYPE_CHECKING:
     from exp.vision.data.keys import ImageDataConfig
+    from exp.vision.data.mixing import Mixer
 
 __all__ = ["ImageDataset"]
 
@@ -35,7 +36,8 @@ class ImageDataset(Dataset):
     and after resuming.
 
     A batch has ``image`` (B, C, H, W), uint8 or float32, 0..255; ``index`` (B,), int64; and ``label``: for scenes int64
-    (B,), -1: ignored; for masks uint8 (B, H, W), 255: ignored. In evaluation with masks, images of different sizes are
+    (B,), -1: ignored, or with mixed images shares of the K classes, float32 (B, K), all 0: ignored; for masks uint8
+    (B, H, W), 255: ignored. In evaluation with masks, images of different sizes are
     padded at the right and at the bottom, and ``sizes`` has (height, width) of each. If the pipeline resizes images,
     labels keep the resolution of the file, at which predictions are measured, and ``label_sizes`` has (H, W) of each.
     In evaluation with several sources, ``source`` has the number of each sample's.
@@ -54,6 +56,7 @@ class ImageDataset(Dataset):
         config: keys of ``data``.
         masks: reads masks; None: samples have class numbers.
         augmented: whether the pipeline draws random numbers.
+        mixer: mixes samples with others; None: they are not mixed.
     """
 
     is_batched = yields_tensors = True
@@ -66,6 +69,7 @@ class ImageDataset(Dataset):
         config: ImageDataConfig,
         masks: Any = None,
         augmented: bool = False,
+        mixer: Mixer | None = None,
     ) -> None:
         self.samples = samples
         self.read = read
@@ -74,6 +78,7 @@ class ImageDataset(Dataset):
         self.config = config
         self.blank = (read.channels, config.size, config.size)
         self.needs_epoch = augmented
+        self.mixer = mixer
         self.draw: Callable[[int, int], int] | None = None
         self.ends: Sequence[int] = ()
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
@@ -103,12 +108,21 @@ class ImageDataset(Dataset):
             for number, epoch in pairs:
                 if self.needs_epoch:
                     seed_sample(self.config.seed, epoch, number)
-                samples.append(self._item(number if self.draw is None else self.draw(number, epoch)))
+                samples.append(self._mixed_item(number, epoch))
         batch = self.collate(samples)
         batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
         if self.ends and not self.needs_epoch:
             batch["source"] = [bisect.bisect_right(self.ends, number) for number, _ in pairs]
         return batch
+
+    def _mixed_item(self, position: int, epoch: int) -> Any:
+        """The transformed sample at a position of an epoch, mixed if there is a mixer; None if it is skipped."""
+
+        def read(position: int) -> Any:
+            return self._item(position if self.draw is None else self.draw(position, epoch))
+
+        sample = read(position)
+        return sample if self.mixer is None or sample is None else self.mixer(sample, position, len(self), read)
 
     def _item(self, number: int) -> Any:
         """A transformed sample; None if it is skipped.
@@ -175,8 +189,10 @@ class ImageDataset(Dataset):
             )
         labels = [None if sample is None else sample[1] for sample in samples]
         if self.masks is None:
-            numbers = [NO_LABEL if label is None else label for label in labels]
-            return {"image": image, "label": torch.tensor(numbers, dtype=torch.int64)}
+            num_classes = None if self.mixer is None else self.mixer.num_classes
+            ignored = NO_LABEL if num_classes is None else np.zeros(num_classes, np.float32)
+            rows = np.array([ignored if label is None else label for label in labels])
+            return {"image": image, "label": torch.from_numpy(rows)}
         batch: dict[str, Any] = {"image": image, "label": _stack_padded(labels, tuple(image.shape[-2:]), IGNORED)}
         if not self.needs_epoch:
             for key, stacked, arrays in (("sizes", image, images), ("label_sizes", batch["label"], labels)):

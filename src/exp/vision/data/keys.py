@@ -63,6 +63,12 @@ class ImageDataConfig:
     """mmcv's transforms after loading, each as {type: <name>, <arguments>}."""
     eval_pipeline: List[Any] = field(default_factory=list)
     """The same for validation, evaluation and prediction."""
+    mixup_alpha: float = 0.0
+    """MixUp: share of a training image in the mean with another one is drawn from Beta(alpha, alpha); 0: off."""
+    cutmix_alpha: float = 0.0
+    """CutMix: share of a training image that remains around a box of another one, likewise; 0: off."""
+    mix_prob: float = 1.0
+    """Probability that a training image is mixed; with both of the above, each is drawn half of the time."""
     on_error: str = "raise"
     """``raise`` or ``skip`` for a file that cannot be used; the result names skipped files."""
     cache_mb: int = 0

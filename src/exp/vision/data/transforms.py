@@ -8,20 +8,23 @@ sample.
 from __future__ import annotations
 
 import copy
+import importlib
+import os
+import random
 from typing import Any, Mapping, Sequence
 
 import cv2
 import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform, Resize
 
-from exp.config.resolve import instantiate
+from exp.config.resolve import check_arguments, instantiate
 from exp.engine.mmengine import lookup_class
-from exp.errors import ConfigError
+from exp.errors import ConfigError, UnavailableError, nearest
 from exp.vision.data.masks import IGNORED, NO_DATA
 
 _ROTATIONS = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
 
-__all__ = ["PadTo", "PhotoMetricDistortion", "Pipeline", "RandomCrop", "RandomRotate90", "is_resized"]
+__all__ = ["Albu", "PadTo", "PhotoMetricDistortion", "Pipeline", "RandomCrop", "RandomRotate90", "is_resized"]
 
 
 class Pipeline:
@@ -252,3 +255,78 @@ def _recolored(image: np.ndarray, saturation: float, hue: int) -> np.ndarray:
     table = np.stack([(numbers + hue) % 180, np.clip(numbers * saturation, 0, 255), numbers], axis=-1)
     colors = cv2.LUT(colors, table.round().astype(np.uint8)[None])
     return cv2.cvtColor(colors, cv2.COLOR_HSV2RGB)
+
+
+@TRANSFORMS.register_module(force=True)
+class Albu(BaseTransform):
+    """Transforms of albumentations 2, as OpenMMLab's configurations have them: ``{type: Albu, transforms: [...]}``.
+
+    They draw from generators that each sample seeds, like all transforms here; albumentations' own seed would give the
+    same numbers to each transform of a list. Pixels that a transform adds to a mask are ignored, unless its
+    ``fill_mask`` says otherwise; albumentations' default is class 0.
+
+    Args:
+        transforms: ``{"type": <class of albumentations>, <arguments>}`` each; groups such as ``OneOf`` have
+            ``transforms`` of their own.
+
+    Raises:
+        UnavailableError: albumentations is not installed, or older than 2.
+        ConfigError: there is no such transform, or it does not take these arguments.
+    """
+
+    def __init__(self, transforms: Sequence[Mapping[str, Any]]) -> None:
+        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else importing it asks the network for its version
+        try:
+            library: Any = importlib.import_module("albumentations")
+        except ImportError as error:
+            raise UnavailableError(
+                f"the transform Albu needs albumentations, which cannot be imported ({error}): pip install "
+                "'exp-accelerators[albumentations]', with Python 3.9 or newer"
+            ) from error
+        if "set_random_state" not in dir(library.Compose):
+            raise UnavailableError(f"the transform Albu needs albumentations 2, not {library.__version__}")
+        self.compose = library.Compose([_build_albumentation(library, spec) for spec in transforms])
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Augment image and mask.
+
+        Raises:
+            ConfigError: the result is no image of the same type, as after ``Normalize`` or ``ToTensorV2``.
+        """
+        # One pair of generators for all transforms, so that their draws are independent.
+        seed = int(np.random.randint(2**31))
+        self.compose.set_random_state(np.random.default_rng(seed), random.Random(seed))  # noqa: S311
+        image, mask = results["img"], results.get("gt_seg_map")
+        scale = np.float32(1.0 if image.dtype == np.uint8 else 255.0)  # floating point is 0..1 there
+        augmented = self.compose(
+            image=image if scale == 1.0 else image / scale, **({} if mask is None else {"mask": mask})
+        )
+        pixels = augmented["image"]
+        if getattr(pixels, "dtype", None) != image.dtype:
+            raise ConfigError(
+                f"the transform Albu gives {getattr(pixels, 'dtype', type(pixels))} of {image.dtype}: leave out "
+                "Normalize and ToTensorV2; the model normalizes on the device"
+            )
+        results["img"] = pixels if scale == 1.0 else pixels * scale
+        results["img_shape"] = pixels.shape[:2]
+        if mask is not None:
+            results["gt_seg_map"] = augmented["mask"]
+        return results
+
+
+def _build_albumentation(library: Any, spec: Mapping[str, Any]) -> Any:
+    kind = spec.get("type") if isinstance(spec, Mapping) else None
+    cls = getattr(library, str(kind), None)
+    if not (isinstance(cls, type) and issubclass(cls, (library.BasicTransform, library.BaseCompose))):
+        raise ConfigError(f"Albu: {kind} is no transform of albumentations{nearest(str(kind), dir(library))}")
+    arguments = {name: _tuples(value) for name, value in spec.items() if name != "type"}
+    check_arguments(f"Albu: {kind}", cls, arguments)  # of a wrong name albumentations only warns
+    if "transforms" in arguments:
+        arguments["transforms"] = [_build_albumentation(library, each) for each in spec["transforms"]]
+    try:
+        made = cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Albu: {kind} does not take these arguments: {error}") from error
+    if "fill_mask" not in arguments and vars(made).get("fill_mask") == 0:
+        made.fill_mask = IGNORED
+    return made
