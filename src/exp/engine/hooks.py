@@ -164,7 +164,9 @@ class MetricsHook(Hook):
 
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
         group = runner.distributed_group
-        by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
+        times, losses = runner.rank_times, runner.losses.read()
+        gathered = group.gather((losses, None if times is None else times.read()))
+        by_rank: list[dict[str, float]] = [rank_losses for rank_losses, _ in gathered]
         weights = self._loop.sampler.weights
         now, steps = time.perf_counter(), self._steps_since_mark
         seconds, samples = now - self._mark, steps * self._loop.sampler.global_batch_size
@@ -188,7 +190,7 @@ class MetricsHook(Hook):
                 )
         if not record:
             return
-        losses = dict(record)
+        self._losses = "  ".join(f"{name} {value:.4f}" for name, value in record.items())
         record["lr"] = runner.optim_wrapper.get_lr()["lr"][0]
         if runner.optim_wrapper.grad_norm is not None:
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
@@ -200,8 +202,8 @@ class MetricsHook(Hook):
         record.update(fallbacks)
         if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
             record.update(_device_usage(runner.backend))
-        self._write(runner, "train", step, record)
-        self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        slow = times.compare([figures for _, figures in gathered], seconds / steps, step) if times and steps else []
+        self._write(runner, "train", step, record, slow_ranks=slow)
         self._losses += f"  lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
         self.progress.set_text(self._losses, line=False)
 
@@ -223,7 +225,7 @@ class MetricsHook(Hook):
         """Record the validation metrics."""
         self.resume()
         units, metrics = runner.val_loop.evaluator.units, metrics or {}
-        self._write(runner, "val", runner.iter, metrics, units)
+        self._write(runner, "val", runner.iter, metrics, units=units)
         unit = {name: f" ({unit_name})" for name, unit_name in units.items()}
         first = list(metrics.items())[:_MOST_METRICS]
         text = "  ".join(f"val_{name} {console.format_metric(value)}{unit.get(name, '')}" for name, value in first)
@@ -231,7 +233,7 @@ class MetricsHook(Hook):
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
-        self._write(runner, "test", runner.iter, metrics or {}, runner.test_loop.evaluator.units)
+        self._write(runner, "test", runner.iter, metrics or {}, units=runner.test_loop.evaluator.units)
 
     def after_train(self, runner: Any) -> None:
         """Remove the bar."""
@@ -254,14 +256,17 @@ class MetricsHook(Hook):
                 self.path, b"".join(line + b"\n" for line in lines if any(map(is_kept, read_records([line]))))
             )
 
-    def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
-        """Append a line to ``metrics.jsonl``; pass values to trackers, and to what MMEngine's classes share."""
+    def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], **others: Any) -> None:
+        """Append a line to ``metrics.jsonl``; pass values to trackers, and to what MMEngine's classes share.
+
+        ``others``, unless they are empty, are for the file alone.
+        """
         scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
         runner.share_scalars(split, scalars, step)
         if runner.distributed_group.is_main:
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
             with self.path.open("a", encoding="utf-8") as file:  # closed, so that other machines see the line (NFS)
-                file.write(to_json({**record, "units": units} if units else record) + "\n")
+                file.write(to_json({**record, **{key: other for key, other in others.items() if other}}) + "\n")
             for reporter in runner.session.reporters:
                 reporter.log({name: float(value) for name, value in scalars.items()}, step)
 

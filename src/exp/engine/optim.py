@@ -23,6 +23,7 @@ from exp.errors import ConfigError, RunError
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
+    from exp.engine.rank_times import RankTimes
     from exp.hardware.backend import Backend
 
 
@@ -90,6 +91,7 @@ class BackendOptimWrapper(OptimWrapper):
     Attributes:
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
         during_backward: context of each backward pass.
+        rank_times: measures the backward passes; None: nothing does.
         before_clipping: functions that are called before each step, in this order, when the gradients are complete and
             unscaled, and not yet clipped.
         after_clipping: likewise, when they are clipped, just before the optimizer uses them.
@@ -118,6 +120,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
         self.during_backward: Callable[[], ContextManager[object]] = contextlib.nullcontext
+        self.rank_times: RankTimes | None = None
         self.before_clipping: list[Callable[[], object]] = []
         self.after_clipping: list[Callable[[], object]] = []
         self._losses: list[torch.Tensor] = []
@@ -192,8 +195,13 @@ class BackendOptimWrapper(OptimWrapper):
             loss = self.scaler.scale(loss)
         if self.accumulate > 1:
             self._arrived.clear()
+        times = self.rank_times
+        if times is not None:
+            times.start("backward")
         with self.during_backward():
             super().backward(loss, **kwargs)
+        if times is not None:
+            times.end_backward()
         if self._awaited and self.should_update():
             self._check_gradients()
 

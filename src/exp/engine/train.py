@@ -97,6 +97,7 @@ def train(
             time_to_first_step_s=metrics_hook.time_to_first_step,
             memory_peak=memory_peak,
             **parameter_counts(unwrapped(trainer.model)),
+            rank_times=None if trainer.rank_times is None else trainer.rank_times.summary(),
             cpu_fallbacks=metrics_hook.fallback_counter.summary(session.distributed),
             resumed_from=source,
             warnings=session.warnings,

@@ -23,6 +23,7 @@ from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import RunnerInterface, rank_logger
 from exp.engine.preemption import PreemptionHook
+from exp.engine.rank_times import RankTimes
 from exp.engine.schedules import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import ConfigError, RunError, qualified_name
@@ -74,6 +75,8 @@ class Trainer(RunnerInterface):
         for loop in filter(None, (val_loop, test_loop)):
             loop.runner = self
         self.losses = LossMeter()
+        self.rank_times = RankTimes(model, session, train_loop.accumulate) if self.distributed else None
+        optim_wrapper.rank_times = self.rank_times
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
         self.experiment_name, self.logger = session.unique_name, rank_logger(session.unique_name)
         self.share_with_mmengine(hooks)
@@ -99,7 +102,7 @@ class Trainer(RunnerInterface):
         Args:
             load: restores the state of a checkpoint; called after the ``before_run`` of hooks. None: a new training.
         """
-        loop, dropouts = self.train_loop, self.train_loop.dropouts
+        loop, dropouts, times = self.train_loop, self.train_loop.dropouts, self.rank_times
         self._resume = load is not None
         self.call_hook("before_run")
         if load is not None:
@@ -127,17 +130,25 @@ class Trainer(RunnerInterface):
                 try:
                     for micro in range(loop.accumulate):
                         report_stage(Stage.DATA, loop.iter + 1)
+                        if times is not None:
+                            times.start("data")
                         batch = to_device(next(batches), self.device)
+                        if times is not None:
+                            times.stop()
                         if micro == 0:
                             self.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
                         report_stage(Stage.FORWARD)
                         if dropouts is not None:
                             dropouts.begin(loop.iter, micro)
+                        if times is not None:
+                            times.start("forward")
                         outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
                         self.losses.add(outputs)
                 finally:
                     if dropouts is not None:
                         dropouts.end()
+                if times is not None:
+                    times.end_step()
                 loop.sampler.advance()
                 self._check_updates()
                 report_stage(Stage.HOOKS)
