@@ -44,8 +44,8 @@ def test_parts_have_the_ratio_of_shares_and_none_is_empty():
 LEAST = {
     "nproc": 1, "accumulate": 1, "log_every": 1, "checkpoint.keep_last": 1, "launcher.nnodes": 1, "batch_size": 1,
     "global_batch_size": 1, "max_epochs": 1, "max_steps": 1, "val_every": 1, "patience": 1, "debug.train_batches": 1,
-    "debug.eval_batches": 1, "sweep.parallel_jobs": 1, "checkpoint.every_epochs": 0, "checkpoint.every_steps": 0,
-    "launcher.max_restarts": 0,
+    "debug.eval_batches": 1, "debug.replay_every": 1, "sweep.parallel_jobs": 1, "checkpoint.every_epochs": 0,
+    "checkpoint.every_steps": 0, "launcher.max_restarts": 0,
 }  # fmt: skip
 
 

@@ -234,7 +234,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 _MINIMUM: Mapping[str, int] = {
     **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
     **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
-    **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "sweep.parallel_jobs"), 1),
+    **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "debug.replay_every", "sweep.parallel_jobs"), 1),
     **dict.fromkeys(("checkpoint.every_epochs", "checkpoint.every_steps", "launcher.max_restarts"), 0),
 }
 """Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""

@@ -178,6 +178,9 @@ class DebugConfig:
     overfit: bool = False
     """Validate and test on the training batches, which are the same in every epoch, and stop when the loss is below 1 %
     of its first value."""
+    replay_every: Optional[int] = None
+    """Every so many optimizer steps, compute a step again and compare all bits, to find a card that corrupts results;
+    null: never (docs/hardware/checks.md)."""
 
 
 @dataclass

@@ -24,6 +24,7 @@ from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from exp.engine.rank_times import RankTimes
+    from exp.engine.replay import StepReplay
     from exp.hardware.backend import Backend
 
 
@@ -92,6 +93,7 @@ class BackendOptimWrapper(OptimWrapper):
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
         during_backward: context of each backward pass.
         rank_times: measures the backward passes; None: nothing does.
+        replay: computes some steps again before their gradients are exchanged; None: nothing does.
         before_clipping: functions that are called before each step, in this order, when the gradients are complete and
             unscaled, and not yet clipped.
         after_clipping: likewise, when they are clipped, just before the optimizer uses them.
@@ -121,6 +123,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.exchange_gradients: Callable[[], None] | None = None
         self.during_backward: Callable[[], ContextManager[object]] = contextlib.nullcontext
         self.rank_times: RankTimes | None = None
+        self.replay: StepReplay | None = None
         self.before_clipping: list[Callable[[], object]] = []
         self.after_clipping: list[Callable[[], object]] = []
         self._losses: list[torch.Tensor] = []
@@ -170,6 +173,8 @@ class BackendOptimWrapper(OptimWrapper):
             step_kwargs: arguments of :meth:`step`.
             zero_kwargs: arguments of the optimizer's ``zero_grad``.
         """
+        if self.replay is not None:
+            self.replay.watch(loss)
         self._losses.append(loss.detach())  # detached, so that the graph is freed after the micro-batch
         if self.accumulate > 1:
             loss = loss / self.accumulate
@@ -224,6 +229,8 @@ class BackendOptimWrapper(OptimWrapper):
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""
+        if self.replay is not None:
+            self.replay.check()
         if self.exchange_gradients is not None:
             self.exchange_gradients()
         if self.scaler is not None and (self.before_clipping or self.after_clipping or self.clip_grad_norm is not None):

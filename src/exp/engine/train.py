@@ -98,6 +98,7 @@ def train(
             memory_peak=memory_peak,
             **parameter_counts(unwrapped(trainer.model)),
             rank_times=None if trainer.rank_times is None else trainer.rank_times.summary(),
+            steps_replayed=None if trainer.optim_wrapper.replay is None else len(trainer.optim_wrapper.replay.checked),
             cpu_fallbacks=metrics_hook.fallback_counter.summary(session.distributed),
             resumed_from=source,
             warnings=session.warnings,

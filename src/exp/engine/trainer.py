@@ -24,6 +24,7 @@ from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import RunnerInterface, rank_logger
 from exp.engine.preemption import PreemptionHook
 from exp.engine.rank_times import RankTimes
+from exp.engine.replay import StepReplay
 from exp.engine.schedules import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import ConfigError, RunError, qualified_name
@@ -77,6 +78,8 @@ class Trainer(RunnerInterface):
         self.losses = LossMeter()
         self.rank_times = RankTimes(model, session, train_loop.accumulate) if self.distributed else None
         optim_wrapper.rank_times = self.rank_times
+        if session.config.debug.replay_every:
+            optim_wrapper.replay = StepReplay(session, model, optim_wrapper, train_loop.dropouts)
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
         self.experiment_name, self.logger = session.unique_name, rank_logger(session.unique_name)
         self.share_with_mmengine(hooks)
@@ -140,6 +143,8 @@ class Trainer(RunnerInterface):
                         report_stage(Stage.FORWARD)
                         if dropouts is not None:
                             dropouts.begin(loop.iter, micro)
+                        if self.optim_wrapper.replay is not None and micro == loop.accumulate - 1:
+                            self.optim_wrapper.replay.begin(batch, loop.iter + 1)
                         if times is not None:
                             times.start("forward")
                         outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]

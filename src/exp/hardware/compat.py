@@ -14,7 +14,7 @@ __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_with_modes", "dispatch_mode", "has_fused_attention",
     "is_compiling", "pin_memory_kwargs", "plain_attention", "recompute_in_backward", "serving_store",
     "supports_compilation", "supports_composite_groups", "supports_estimates", "supports_export",
-    "supports_full_sharding", "supports_portable_operators",
+    "supports_full_sharding", "supports_portable_operators", "supports_replay",
 ]  # fmt: skip
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
@@ -95,6 +95,11 @@ def supports_export() -> bool:
 def supports_portable_operators() -> bool:
     """Whether ``torch.library`` can register Python kernels by device type (torch >= 2.2)."""
     return TORCH_VERSION >= (2, 2)
+
+
+def supports_replay() -> bool:
+    """Whether hooks on parameters and ``torch.autograd.grad`` see the same gradients (torch >= 2.0)."""
+    return TORCH_VERSION >= (2, 0)
 
 
 def autocast_disabled(device_type: str) -> ContextManager[Any]:
