@@ -31,13 +31,18 @@ def tree(path: Path) -> ast.AST:
 
 
 @functools.lru_cache(maxsize=None)
+def walk(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+@functools.lru_cache(maxsize=None)
 def source_lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
 def nodes(kind: Any, paths: list[Path] | None = None) -> Iterator[tuple[Path, Any]]:
     for path in CODE if paths is None else paths:
-        for node in ast.walk(tree(path)):
+        for node in walk(path):
             if isinstance(node, kind):
                 yield path, node
 
@@ -74,12 +79,13 @@ def resolves(dotted: str) -> bool:
         path = path / "__init__.py"
     else:
         return False
-    return not rest or (rest[0] in members(tree(path)) and (len(rest) < 2 or rest[1] in defined()))
+    return not rest or (rest[0] in members(path) and (len(rest) < 2 or rest[1] in defined()))
 
 
-def members(module: Any) -> set[str]:
+@functools.lru_cache(maxsize=None)
+def members(module: Path) -> set[str]:
     found = set()
-    for node in ast.walk(module):
+    for node in walk(module):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):
     assert where in line
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], [*TINY, "output_dir=run"]])
+@pytest.mark.parametrize("arguments", [["--help"], [*TINY, "output_dir=run"]])
 def test_an_output_that_cannot_be_written(tmp_path, arguments):
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "exp", *arguments]

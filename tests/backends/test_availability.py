@@ -185,14 +185,6 @@ def test_cards_of_others_are_counted_once_by_their_torch(machine, monkeypatch, t
     assert "libmcruntime.so" in made("rocm").unavailable_reason()
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "gcu"])
-def test_workers_of_every_backend_get_their_share_of_the_cores_and_no_plug_in(monkeypatch, name):
-    monkeypatch.setattr("exp.hardware.backend.usable_cores", lambda: 21)
-    given = [made(name).worker_env(3, ranks, True) for ranks in (8, 32)]
-    assert [environment["OMP_NUM_THREADS"] for environment in given] == ["2", "1"]
-    assert given[0]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
-
-
 @pytest.mark.parametrize(
     ("configured", "shell", "threads"),
     [({"OMP_NUM_THREADS": "7"}, None, "7"), ({"OMP_NUM_THREADS": "7"}, "5", "5"), ({"MKL_NUM_THREADS": "3"}, "5", "3")],

@@ -6,6 +6,7 @@ These tests know exp by its command line, its files and ``exp.open_run/open_swee
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import signal
@@ -226,6 +227,29 @@ def ran(exp: Any, *words: str, code: int = 0, **environment: str) -> Any:
     done = exp(*words, **environment)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+ONE_BY_ONE = """
+import contextlib, io, json, runpy, sys
+found = []
+for line in json.loads(sys.argv[1]):
+    sys.argv, code, said, printed = ["exp", *line], 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+        try:
+            runpy.run_module("exp", run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    found.append([code, said.getvalue(), printed.getvalue()])
+print(json.dumps(found))
+"""
+
+
+def one_by_one(folder: Path, lines: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Exit code, errors and output of each line as ``python -m exp <line>``, in one process; for what only composes."""
+    process = Forked(folder, json.dumps(lines), script=ONE_BY_ONE)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1])
 
 
 def first_line(done: Any) -> str:

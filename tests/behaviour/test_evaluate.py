@@ -66,16 +66,3 @@ def test_counts_of_images_are_those_of_one_process(trained, exp, name):
                "output_dir=tested")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert exp.result("tested")["metrics"] == pytest.approx(result(run)["metrics"], rel=1e-5)
-
-
-def test_new_rows_are_forecast_with_the_training_s_standardisation(trained, exp):
-    """The rows of a year later, moved by a constant, are no other data to the mean of the training."""
-    source = pd.read_csv(ETTH1)
-    source.iloc[-400:].to_csv(exp.path("new.csv"), index=False)
-    run = trained("forecast")
-    settings = ["task=predict", f"init_from={run}", "backend=cpu", "plots=false", "task.num_windows=0"]
-    for name, more in (("whole", []), ("new", ["task.input=new.csv"])):
-        done = exp(*settings, *more, f"output_dir={name}")
-        assert done.returncode == 0, done.stderr
-    whole, new = (pd.read_csv(exp.path(name) / "forecasts" / "future.csv") for name in ("whole", "new"))
-    assert new.equals(whole) or new.iloc[:, 1:].to_numpy() == pytest.approx(whole.iloc[:, 1:].to_numpy(), rel=1e-4)

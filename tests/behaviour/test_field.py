@@ -19,15 +19,17 @@ from tests.behaviour.conftest import STEADY, losses
 def test_f2_f4_the_wrapper_gets_what_the_configuration_says_and_ranks_report_their_parameters(exp):
     (exp.folder / "mine.py").write_text(
         "import json\nfrom mmengine.hooks import Hook\n\n\nclass Look(Hook):\n    def before_train(self, runner):\n"
-        "        found = [runner.model.find_unused_parameters, runner.model.bucket_bytes_cap]\n"
+        "        names = 'find_unused_parameters', 'bucket_bytes_cap', 'gradient_as_bucket_view'\n"
+        "        found = [getattr(runner.model, name) for name in names]\n"
         "        open(f'seen{runner.rank}.json', 'w').write(json.dumps(found))\n"
     )
-    options = ["wrapper.find_unused_parameters=true", "wrapper.bucket_cap_mb=7", "report_placement=true"]
+    options = ["wrapper.find_unused_parameters=true", "wrapper.bucket_cap_mb=7", "report_placement=true",
+               "+wrapper.options.gradient_as_bucket_view=false"]  # fmt: skip
     done = exp(*STEADY, "max_steps=1", "nproc=2", *options, "hooks=[{type: mine.Look}]", "plugins=[mine]",
                "output_dir=run")  # fmt: skip
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        assert json.loads((exp.folder / f"seen{rank}.json").read_text()) == [True, 7 * 2**20]
+        assert json.loads((exp.folder / f"seen{rank}.json").read_text()) == [True, 7 * 2**20, False]
         log = (exp.path("run") / "logs" / f"rank{rank}.log").read_text()
         assert f"placement: rank {rank}  local_rank {rank}  world_size 2  device cpu" in log
         assert ", shape (" in log
@@ -59,30 +61,6 @@ class Jacobian(Model):
         done = exp(*STEADY, "model._target_=mine.Jacobian", *more, f"output_dir={name}")
         assert done.returncode == 0, done.stderr
     assert losses(exp.path("one")) == pytest.approx(losses(exp.path("two")), rel=1e-5)
-
-
-@pytest.mark.extended
-def test_f12_workers_have_their_backend_s_environment_before_torch_and_what_the_user_exports_wins(exp, page):
-    page("add-a-backend", python=["lib/acme_backend.py", "lib/my_vendors.py"], yaml=["my_conf/backend/acme.yaml"])
-    (exp.folder / "lib" / "mine.py").write_text(
-        "import os, sys\nfrom acme_backend import AcmeBackend\n\n\nclass Early(AcmeBackend):\n"
-        "    def worker_env(self, *place, **more):\n"
-        "        early = 'no' if 'torch' in sys.modules else 'yes'\n"
-        "        return {'BEFORE_TORCH': early, **super().worker_env(*place, **more)}\n"
-        "    def set_device(self, local_rank):\n"
-        "        open(f'seen{local_rank}', 'w').write(os.environ['BEFORE_TORCH'] + os.environ['MY_LIBRARY'])\n"
-        "        return super().set_device(local_rank)\n"
-    )
-    (exp.folder / "my_conf" / "backend" / "early.yaml").write_text(
-        "_target_: mine.Early\nname: early\nenv: {MY_LIBRARY: quiet}\n"
-    )
-    run = ["--config-dir", "my_conf", "backend=early", *(word for word in STEADY if word != "backend=cpu")]
-    for shell, seen in (({}, "yesquiet"), ({"MY_LIBRARY": "loud"}, "yesloud")):
-        done = exp(*run, "nproc=2", "max_steps=1", f"output_dir={seen}", fresh=True,
-                   PYTHONPATH=str(exp.folder / "lib"), **shell)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [seen, seen]
-        assert json.loads((exp.path(seen) / "env.json").read_text())["backend_env"]["MY_LIBRARY"] == seen[3:]
 
 
 NOTES = """

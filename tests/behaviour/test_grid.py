@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -79,16 +78,3 @@ def test_notice_saves_all_jobs_and_a_kill_leaves_none(exp, start):
     assert done.returncode == 0, done.stdout + done.stderr
     assert {row["status"] for row in table(exp.path("sweep/sweep.csv"))} == {"completed"}
     assert exp.result("sweep/0")["resumed_from"] is not None
-
-
-@pytest.mark.extended
-def test_seeds_are_averaged(exp):
-    done = exp(*SWEEP, "optim.lr=1e-3,1e-4", "seed=1,2")
-    assert done.returncode == 0, done.stderr
-    means = package.open_sweep(exp.path("sweep"), average_seeds=True)
-    assert list(means.n) == [2, 2]
-    jobs = [json.loads(exp.path(f"sweep/{job}/result.json").read_text()) for job in range(4)]
-    rates = {0: 1e-3, 1: 1e-3, 2: 1e-4, 3: 1e-4}
-    for _, row in means.iterrows():
-        found = [job["metrics"]["mse"] for number, job in enumerate(jobs) if rates[number] == row["optim.lr"]]
-        assert row["mse_mean"] == pytest.approx(sum(found) / 2)

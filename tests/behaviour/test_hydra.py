@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from hydra._internal.utils import get_args_parser
 
-from tests.behaviour.test_refusals import ONE_BY_ONE
-from tests.conftest import Forked
+from tests.behaviour.conftest import one_by_one
 
 FILES = {
     "my/experiment/mine.yaml": "# Mine.\n\n# @package _global_\noutput_dir: from_file\nmax_steps: 3\n",
@@ -32,7 +29,7 @@ OPTIONS = {
     "cfg": [
         (["--cfg", "job"], 0, "max_steps: null"),
         (["seed=7", "-c", "hydra"], 0, "sweeper"),
-        (["--cfg"], 2, "--cfg"),
+        (["--cfg"], 2, "--cfg"), (["-m", "seed=1,2", "--cfg", "job"], 2, "--cfg"),
         (["--cfg", "everything"], 2, "everything"),
     ],
     "resolve": [
@@ -98,10 +95,8 @@ def test_every_option_and_key_of_hydra_is_used_or_refused_with_the_way_to_do_it(
         exp.path(name).write_text(text)
     before = sorted(exp.folder.rglob("*"))
     rows = [row for each in OPTIONS.values() for row in each]
-    process = Forked(exp.folder, json.dumps([line for line, _, _ in rows]), script=ONE_BY_ONE)
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    for (line, code, text), (ended, said, printed) in zip(rows, json.loads(output.splitlines()[-1])):
+    answers = one_by_one(exp.folder, [line for line, _, _ in rows])
+    for (line, code, text), (ended, said, printed) in zip(rows, answers):
         assert ended == code, (line, said)
         assert (text in printed) if code == 0 else (said.startswith("error: ") and text in said.splitlines()[0]), (
             line, said, printed)  # fmt: skip

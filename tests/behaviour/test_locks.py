@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -39,22 +38,6 @@ def test_of_two_in_one_folder_one_runs_and_after_kill_9_the_folder_is_free(exp, 
     assert done.returncode == 0, done.stderr
     assert result(run)["status"] == "completed"
     assert result(run)["resumed_from"] is not None
-
-
-@pytest.mark.extended
-def test_a_lock_that_was_copied_or_is_left_of_a_dead_process_holds_nobody_up(exp, start):
-    run = exp.path("run")
-    process = start(*LONG, "output_dir=run", "checkpoint.every_steps=2")
-    wait_for(lambda: list(run.glob("checkpoints/step_*.pth")), process)
-    process.kill()
-    process.communicate()
-    hidden = [path.name for path in run.rglob(".*")] + [path.name for path in run.glob("*lock*")]
-    assert hidden, "a lock is a file of the folder"
-    shutil.copytree(run, exp.path("copy"))
-    for name in ("copy", "run"):
-        done = exp(*LONG, "max_steps=3", f"output_dir={name}", "overwrite=true", timeout=100)
-        assert done.returncode == 0, done.stderr
-        assert result(exp.path(name))["steps"] == 3
 
 
 def test_a_sweep_has_its_folder_alone(exp, start):

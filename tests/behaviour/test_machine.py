@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.behaviour.conftest import STEADY, TINY, first_line
+from tests.behaviour.conftest import STEADY
 
 DOCTOR = ["task=doctor", "nproc=2", "task.burst_s=0.2", "task.timeout_s=45"]
 
@@ -83,14 +83,11 @@ def test_the_doctor_names_what_is_ill_and_whose_it_is(exp, page, sick, found):
     assert exp.result("run")["status"] == "failed"
 
 
-def test_facts_for_a_bug_report_hold_no_secret_and_parity_is_measured(exp):
+def test_facts_for_a_bug_report_hold_no_secret(exp):
     done = exp("task=env", "backend=gcu", "output_dir=env", AWS_SECRET_ACCESS_KEY="hush", TORCH_LOGS="+dynamo")
     assert done.returncode == 0, done.stderr  # a backend that is not there is what the report is about
     assert "TORCH_LOGS=+dynamo" in done.stdout
     assert "hush" not in done.stdout + (exp.path("env") / "env.json").read_text()
-    done = exp(*STEADY, "task=parity", "reference=cpu", "steps=2", "output_dir=parity", "plots=false")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((exp.path("parity") / "parity.json").read_text())["agrees"] is True
 
 
 @pytest.mark.extended
@@ -100,8 +97,6 @@ def test_facts_for_a_bug_report_hold_no_secret_and_parity_is_measured(exp):
      "            return output.bfloat16().float() if isinstance(module, torch.nn.LayerNorm) else None\n"
      "        torch.nn.modules.module.register_module_forward_hook(blur)\n"
      "        return super().set_device(local_rank)\n", "attn_layers.0.norm1"),
-    ("def end_step(self, optimizer, **kwargs):\n        optimizer.param_groups[0]['lr'] *= 1.5\n"
-     "        super().end_step(optimizer, **kwargs)\n", "parameter"),
 ])  # fmt: skip
 def test_parity_finds_a_card_that_computes_otherwise(exp, page, method, named):
     page("add-a-backend", python=["acme_backend.py", "my_vendors.py"], yaml=["my_conf/backend/acme.yaml"])
@@ -114,15 +109,3 @@ def test_parity_finds_a_card_that_computes_otherwise(exp, page, method, named):
     assert done.returncode == 1, done.stdout
     assert named in done.stdout + done.stderr
     assert json.loads((exp.path("run") / "parity.json").read_text())["agrees"] is False
-
-
-@pytest.mark.extended
-def test_what_fits_is_estimated_before_it_runs(exp):
-    done = exp(*TINY, "task=estimate", "output_dir=run")
-    if done.returncode == 3:
-        pytest.skip("this torch cannot count without memory")
-    assert done.returncode == 0, done.stderr
-    assert "GiB" in done.stdout or "MiB" in done.stdout
-    done = exp("task=env", "backend=cpu", "nproc=2")
-    assert done.returncode == 2
-    assert "task=doctor" in first_line(done)

@@ -39,8 +39,6 @@ def miou_of_map(predictions, masks):
     [
         ["model.overlap=0.5"],
         [HALF, "model.inference=whole", "model.tta_flip=true", "model.tta_scales=[1.0,0.75]"],
-        pytest.param(["model.inference=whole"], marks=pytest.mark.extended),
-        pytest.param([HALF, "model.tta_flip=true"], marks=pytest.mark.extended),
     ],
 )
 def test_a_written_map_has_the_miou_that_evaluation_reports(exp, trained, settings):
@@ -61,8 +59,7 @@ def test_a_written_map_has_the_miou_that_evaluation_reports(exp, trained, settin
     assert all(float(row["square_meters"]) == 9 * int(row["pixels"]) for row in rows), "of 3 by 3 meters each"
 
 
-@pytest.mark.parametrize("inference", ["slide", pytest.param("whole", marks=pytest.mark.extended)])
-def test_a_scene_of_four_tiles_is_seen_at_the_resolution_of_a_tile(exp, trained, tmp_path, inference):
+def test_a_scene_of_four_tiles_is_seen_at_the_resolution_of_a_tile(exp, trained, tmp_path):
     """The pipeline halves a tile of 1126 x 1058 pixels, and would quarter the scene; the other halves anything."""
     with Image.open(next(DUBAI.glob("tile5/images/*_008.jpg"))) as tile:
         assert tile.size == (1126, 1058)
@@ -70,7 +67,7 @@ def test_a_scene_of_four_tiles_is_seen_at_the_resolution_of_a_tile(exp, trained,
     maps = []
     for name, pipeline in (("sized", "data.eval_pipeline=[{type: Resize, scale: [563, 529]}]"), ("halved", HALF)):
         done = exp("task=predict", f"init_from={trained('tiles')}", "backend=cpu", "plots=false", pipeline,
-                   f"model.inference={inference}", "task.input=scene.png", f"output_dir={name}")  # fmt: skip
+                   "task.input=scene.png", f"output_dir={name}")  # fmt: skip
         assert done.returncode == 0, done.stderr
         maps.append(np.asarray(Image.open(tmp_path / name / "predictions" / "classes" / "scene.png")))
     assert np.array_equal(*maps)

@@ -6,12 +6,10 @@ import dataclasses
 import inspect
 import typing
 
-import pytest
-
 from exp.config import schema
 from exp.launcher.slurm.keys import SubmititConfig
 from exp.plugins import installed
-from tests.behaviour.conftest import TINY, first_line, ran, result
+from tests.behaviour.conftest import TINY, one_by_one
 
 WRONG = {
     "backend.options": (["+backend.options.nonsense=1"], "backend.options.nonsense"),
@@ -69,38 +67,9 @@ def test_the_table_has_every_dictionary_of_options():
     assert {name for cls in keys for name in open_fields(cls)} <= OF_FAMILIES
 
 
-def refused(exp, words, named):
-    said = first_line(ran(exp, *TINY, *words, "output_dir=run", code=2))
-    assert named in said, said
-    assert not exp.path("run").exists()
-
-
-def test_a_name_that_is_no_option_is_refused_with_the_nearest(exp):
-    for words, named in WRONG.values():
-        refused(exp, words, named)
-
-
-@pytest.mark.extended
-def test_what_exp_sets_is_refused_with_the_reason(exp):
-    for words, named in FURTHER:
-        refused(exp, words, named)
-
-
-SPY = """
-from mmengine.hooks import Hook
-
-class Spy(Hook):
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        print("static:", runner.model.static_graph, "views:", runner.model.gradient_as_bucket_view)
-"""
-
-
-def test_an_option_of_ddp_reaches_it(exp):
-    (exp.folder / "spy.py").write_text(SPY)
-    options = ["+wrapper.options.static_graph=true", "+wrapper.options.gradient_as_bucket_view=false"]
-    own = ["plugins=[spy]", "hooks=[{type:spy.Spy}]", "max_steps=1", "nproc=2", "wrapper=ddp"]
-    done = exp(*TINY, *own, *options, "output_dir=run")
-    pytest.importorskip("torch.compiler")  # torch 1.10 has no such argument
-    assert done.returncode == 0, done.stderr
-    assert "static: True views: False" in done.stdout
-    assert result(exp.path("run"))["steps"] == 1
+def test_a_name_that_is_no_option_or_that_exp_sets_is_refused_with_the_nearest_or_the_reason(exp):
+    rows = [*WRONG.values(), *FURTHER]
+    lines = [[*TINY, *words, "output_dir=run"] for words, _ in rows]
+    for (words, named), (code, said, _) in zip(rows, one_by_one(exp.folder, lines)):
+        assert (code, named in said.splitlines()[0], "Traceback" in said) == (2, True, False), (words, said)
+    assert list(exp.folder.iterdir()) == []

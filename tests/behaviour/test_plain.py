@@ -29,11 +29,6 @@ class DLinear(nn.Module):
 def worst_series(output, target, power=1.0):
     return ((output - target).abs() ** power).mean(dim=1).amax(dim=1).mean()
 
-
-class Masked(nn.Module):
-    def forward(self, output, target):
-        seen = target > 0
-        return ((output - target) * seen).square().sum() / seen.sum()
 """
 DATA = [
     "data=etth1", "model=plain", "plugins=[my_net]", "backend=cpu", "data.lookback=96", "global_batch_size=32",
@@ -59,6 +54,12 @@ def test_a_module_and_a_loss_train_alike_on_one_rank_and_two_and_are_evaluated_a
     assert first_line(net("task=eval", "init_from=one", "output_dir=not")).count("plugins=[my_net]") == 1
     ran(net, "task=predict", "plugins=[my_net]", "init_from=one", "output_dir=said")
     assert net.result("said")["files"]
+
+    (file,) = net.path("one/checkpoints").glob("best*.pth")
+    own = {key.replace("network.", ""): value for key, value in torch.load(str(file))["state_dict"].items()}
+    assert sorted(own) == ["rest.bias", "rest.weight", "trend.bias", "trend.weight"]
+    torch.save(own, str(net.path("own.pth")))
+    ran(net, *PLAIN, L1, "init_from=own.pth", "output_dir=further")
 
 
 def test_a_trained_module_is_exported_as_a_program_of_its_own(net):
@@ -87,46 +88,13 @@ def test_a_trained_module_is_exported_as_a_program_of_its_own(net):
         assert word in first_line(net(*command, setting, "output_dir=refused"))
 
 
-def test_its_own_weights_are_read_as_torch_has_saved_them(net):
-    torch = pytest.importorskip("torch")
-    ran(net, *PLAIN, L1, "output_dir=one")
-    (file,) = net.path("one/checkpoints").glob("best*.pth")
-    state = torch.load(str(file), map_location="cpu", **({"weights_only": False} if torch.__version__ > "1.13" else {}))
-    own = {key.replace("network.", ""): value for key, value in state["state_dict"].items()}
-    assert sorted(own) == ["rest.bias", "rest.weight", "trend.bias", "trend.weight"]
-    torch.save(own, str(net.path("own.pth")))
-    ran(net, *PLAIN, L1, "init_from=own.pth", "output_dir=further")
-
-
-@pytest.mark.legacy
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model.loss._target_=torch.nn.functional.smooth_l1_loss", "+model.loss.beta=0.5"],
-        ["model.loss._target_=my_net.worst_series", "+model.loss.power=2.0"],
-        [
-            "model.losses=[{_target_: torch.nn.L1Loss, weight: 0.7}, {_target_: my_net.worst_series, weight: 0.3}]",
-            "model.inputs=[x]", "model.target=y",
-        ],
-        [L1, "model.inputs={x: x}"],
-    ],
-    ids=["function", "own function", "two by weight", "by name"],
-)  # fmt: skip
-def test_losses_and_inputs_are_chosen_on_the_command_line(net, words):
-    ran(net, *PLAIN, *words, "output_dir=run")
+def test_losses_and_inputs_are_chosen_on_the_command_line(net):
+    """Their numbers: tests/models/test_plain.py."""
+    own = ["model.loss._target_=my_net.worst_series", "+model.loss.power=2.0", "model.inputs={x: x}", "model.target=y"]
+    ran(net, *PLAIN, *own, "output_dir=run")
     assert net.result("run")["steps"] == 4
 
 
-def test_the_sum_of_losses_is_by_weight(net):
-    words = "model.losses=[{_target_: torch.nn.L1Loss, weight: 0.7}, {_target_: torch.nn.MSELoss, weight: 0.3}]"
-    ran(net, *PLAIN, words, "output_dir=both", "max_steps=1")
-    ran(net, *PLAIN, L1, "output_dir=first", "max_steps=1")
-    ran(net, *PLAIN, "model.loss._target_=torch.nn.MSELoss", "output_dir=second", "max_steps=1")
-    both, first, second = (losses(net.path(name))[1] for name in ("both", "first", "second"))
-    assert both == pytest.approx(0.7 * first + 0.3 * second, rel=1e-5)
-
-
-@pytest.mark.legacy
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -141,15 +109,6 @@ def test_what_does_not_fit_is_said_in_one_line_before_the_first_step(net, words,
     line = first_line(done)
     assert [text for text in named if text not in line] == [], line
     assert not net.path("run/checkpoints").exists()
-
-
-def test_a_loss_that_is_no_mean_over_samples_is_told(net):
-    ran(net, *PLAIN, "model.loss._target_=my_net.Masked", "output_dir=run")
-    (warning,) = net.result("run")["warnings"]
-    assert "my_net.DLinear" in warning
-    assert "a mean over a number that varies" in warning
-    ran(net, *PLAIN, L1, "+model.loss.reduction=sum", "output_dir=sum", "max_steps=1")
-    assert len(net.result("sum")["warnings"]) == 1
 
 
 IMAGES = """
@@ -167,7 +126,6 @@ class Pixels(nn.Module):
 """
 
 
-@pytest.mark.legacy
 def test_images_with_classes_of_the_data(exp):
     (exp.folder / "my_net.py").write_text(IMAGES)
     words = [

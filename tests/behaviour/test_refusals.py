@@ -7,23 +7,8 @@ import socket
 
 import pytest
 
-from tests.behaviour.conftest import FORECAST, result
-from tests.conftest import Forked
+from tests.behaviour.conftest import FORECAST, one_by_one, result
 
-# Each line as ``python -m exp <line>`` in the same process: composing is all that happens.
-ONE_BY_ONE = """
-import contextlib, io, json, runpy, sys
-found = []
-for line in json.loads(sys.argv[1]):
-    sys.argv, code, said, printed = ["exp", *line], 0, io.StringIO(), io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
-        try:
-            runpy.run_module("exp", run_name="__main__")
-        except SystemExit as end:
-            code = end.code
-    found.append([code, said.getvalue(), printed.getvalue()])
-print(json.dumps(found))
-"""
 REFUSED = [
     (["nprox=2"], 2, "'nproc'"),
     (["+foo=1"], 2, "'foo'"),
@@ -81,6 +66,7 @@ VARIANTS = [
     (["experiment=dinov3_dubai", "data.palette=road:AAAAAA"], 2, "data.palette=road:AAAAAA"),
     (["init_from=missing.pth"], 2, "init_from=missing.pth"),
     (["task=predict", "task.max_images=3", "init_from=w.pth"], 2, "task.max_images"),
+    (["task=env", "nproc=2"], 2, "task=doctor"),
     (["backend=gcu"], 3, "backend=gcu"),
     (["backend=cuda"], 3, "backend=cuda"),
 ]  # fmt: skip
@@ -92,10 +78,7 @@ def test_a_refusal_is_one_line_with_the_key_and_leaves_nothing(exp, refused):
     exp.path("table.csv").write_text("date,a\n" + "".join(f"2020-01-{day + 1:02},{day}\n" for day in range(20)))
     exp.path("empty").mkdir()
     lines = [line if any("backend=" in word for word in line) else ["backend=cpu", *line] for line, _, _ in refused]
-    process = Forked(exp.folder, json.dumps(lines), script=ONE_BY_ONE)
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    for (line, code, key), (ended, said, _) in zip(refused, json.loads(output.splitlines()[-1])):
+    for (line, code, key), (ended, said, _) in zip(refused, one_by_one(exp.folder, lines)):
         first = (said.splitlines() or [""])[0]
         assert (ended, first[:7], key in first) == (code, "error: ", True), (line, ended, said)
         assert "Traceback" not in said
@@ -205,17 +188,6 @@ def test_a_run_whose_folder_is_deleted_says_so(exp):
     done = exp(*FORECAST, "model._target_=late.Deletes", "output_dir=run", "nproc=2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "run was deleted or moved" in done.stderr.splitlines()[0]
-
-
-def test_help_lists_what_can_be_chosen_and_a_configuration_can_be_seen_before_it_runs(exp):
-    done = exp("--help")
-    assert done.returncode == 0
-    for name in ("timebridge_etth1", "dinov3_dubai", "gcu", "rocm", "submitit", "fsdp", "doctor", "global_batch_size"):
-        assert name in done.stdout
-    done = exp("--cfg", "job", "nproc=3", "experiment=timebridge_etth1")
-    assert done.returncode == 0
-    assert "nproc: 3" in done.stdout
-    assert list(exp.folder.iterdir()) == []
 
 
 @pytest.mark.extended

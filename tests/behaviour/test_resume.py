@@ -53,20 +53,6 @@ def test_another_number_of_ranks_goes_on_with_the_same_losses(trained, exp):
     assert exp.result("half")["metrics"] == pytest.approx(result(straight)["metrics"], rel=1e-5)
 
 
-def test_in_its_own_folder_a_run_goes_on_from_its_newest_checkpoint_that_opens(copy_of, exp):
-    """Each step is in metrics.jsonl once; best.pth alone is no state to go on from."""
-    run = copy_of("forecast")
-    newest = run / END
-    newest.write_bytes(newest.read_bytes()[:1000])
-    done = exp(*FORECAST, "max_steps=5", "output_dir=run", "resume=auto")
-    assert done.returncode == 0, done.stderr
-    assert END.rpartition("/")[2] in done.stdout + done.stderr
-    assert exp.result("run")["resumed_from"].endswith("step_00000002.pth")
-    steps = [line.split('"step": ')[1].split(",")[0] for line in (run / "metrics.jsonl").read_text().splitlines()
-             if '"train"' in line]  # fmt: skip
-    assert steps == ["1", "2", "3", "4", "5"]
-
-
 def test_without_a_checkpoint_that_can_be_used_no_training_begins_in_silence(copy_of, exp):
     run = copy_of("forecast")
     for path in run.glob("checkpoints/step_*.pth"):

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.behaviour.conftest import FORECAST, ran, result
-
-
-def test_a_warm_up_reaches_the_rate_and_the_schedule_ends_with_the_shorter_length(exp):
-    settings = ["schedule=warmup_cosine", "schedule.warmup_steps=3", "optim.lr=2e-3", "log_every=1", "max_epochs=5"]
-    done = exp(*FORECAST, *settings, "max_steps=12", "output_dir=run")
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (exp.path("run") / "metrics.jsonl").read_text().splitlines()]
-    rates = [record["lr"] for record in records if record["split"] == "train"]
-    assert len(rates) == 12
-    assert max(rates) == pytest.approx(2e-3)
-    assert rates.index(max(rates)) <= 3
-    assert rates[-1] < 2e-4
-
+from tests.behaviour.conftest import ran, result
 
 # Box and Jenkins, Time Series Analysis (1976), series G: passengers in thousands, monthly from January 1949.
 AIRLINE = """112 118 132 129 121 135 148 148 136 119 104 118 115 126 141 135 125 149 170 170 158 133 114 140

@@ -58,11 +58,3 @@ def test_a_loss_that_is_not_finite_fails_the_run_and_nothing_is_called_done(exp)
     assert "loss" in first_line(done)
     assert exp.result("run")["status"] == "failed"
     assert exp.result("run")["error"]["rank"] == 0
-
-
-def test_published_experiments_compose_with_their_figures(exp):
-    for name in ("timebridge_weather", "timebridge_traffic", "dinov3_loveda"):
-        done = exp("--cfg", "job", f"experiment={name}", "--resolve")
-        assert done.returncode == 0, done.stderr
-        assert f"name: {name}" in done.stdout
-    assert exp("experiment=timebridge_wether", "--cfg", "job").returncode == 2

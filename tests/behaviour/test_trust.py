@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import exp as api
-from tests.behaviour.conftest import FORECAST, TILES, result
+from tests.behaviour.conftest import FORECAST, TILES, one_by_one, result
 from tests.conftest import clean_environment
 
 EVIL = """
@@ -75,16 +75,44 @@ DATA = "_target_: exp.forecasting.data.dataset.ForecastingData\n"
 LAUNCHER = "launcher:\n  _target_: auto\n"
 
 
-@pytest.mark.parametrize(
-    ("metric", "key"),
-    [
-        (f"{{_target_: exp.config.text._block, pickled: !!binary {PICKLED}}}", "metrics[0]._target_"),
-        ("{_target_: exp.cli.os.system, command: touch executed}", "metrics[0]._target_"),
-        ("{_target_: exp.forecasting.metrics.ForecastMetrics, _args_: [{_target_: os.system}]}", "metrics[0]"),
-    ],
-)
-def test_a_metric_of_a_strangers_run_is_a_metric(stranger, refused, metric, key):
-    refused("task=eval", stranger("metrics: []\n", f"metrics: [{metric}]\n"), "backend=cpu", says=key)
+METRICS = [
+    (f"{{_target_: exp.config.text._block, pickled: !!binary {PICKLED}}}", "metrics[0]._target_"),
+    ("{_target_: exp.cli.os.system, command: touch executed}", "metrics[0]._target_"),
+    ("{_target_: exp.forecasting.metrics.ForecastMetrics, _args_: [{_target_: os.system}]}", "metrics[0]"),
+]
+FUNCTION = "exp.config.command_line.nearest"
+KEYS = [
+    (f"hooks=[{{type: {FUNCTION}}}]", "hooks[0].type"),
+    ("logger.vis_backends=[{type: LocalVisBackend, save_dir: /tmp/elsewhere}]", "logger.vis_backends[0].save_dir"),
+    (f"hooks=[{{type: EMAHook, ema_type: {FUNCTION}}}]", "hooks[0].ema_type"),
+    ("hooks=[{type: ProfilerHook, on_trace_ready: {type: tb_trace, dir_name: /tmp}}]", "hooks[0].on_trace_ready"),
+    (f"optim.type={FUNCTION}", "optim.type"),
+    (f"schedule.param_scheduler=[{{type: {FUNCTION}}}]", "schedule"),
+    (f"logger.vis_backends=[{{type: {FUNCTION}}}]", "logger.vis_backends[0].type"),
+    *(
+        (f"{part}._target_={FUNCTION}", f"{part}._target_")
+        for part in ("model", "task", "backend", "launcher", "wrapper")
+    ),
+    (f"+logger.trackers.x={{_target_: {FUNCTION}}}", "logger.trackers.x._target_"),
+    (f"metrics=[{{_target_: {FUNCTION}, _partial_: true}}]", "metrics[0]._target_"),
+]
+TRANSFORMS = [
+    (f"{{type: {FUNCTION}}}", "pipeline[0].type"),
+    (f"{{type: RandomChoice, transforms: [[{{type: {FUNCTION}}}]]}}", "transforms[0][0].type"),
+    ("{type: RandomFlip, _scope_: evil}", "_scope_"),
+]
+
+
+def test_a_class_has_the_interface_of_its_key_also_in_a_strangers_run(exp, stranger):
+    runs = [stranger("metrics: []\n", f"metrics: [{METRICS[n][0]}]\n", f"run{n}") for n in range(len(METRICS))]
+    rows = [(["task=eval", run, "backend=cpu"], key) for run, (_, key) in zip(runs, METRICS)]
+    rows += [([*FORECAST, "nproc=2", override], key) for override, key in KEYS]
+    rows += [([*TILES, f"data.eval_pipeline=[{transform}]"], key) for transform, key in TRANSFORMS]
+    before = sorted(exp.folder.iterdir())
+    for (line, key), (code, said, _) in zip(rows, one_by_one(exp.folder, [line for line, _ in rows])):
+        first = (said.splitlines() or [""])[0]
+        assert (code, first[:7], key in first, "Traceback" in said) == (2, "error: ", True, False), (line, said)
+    assert sorted(exp.folder.iterdir()) == before  # nothing was executed, and no run begun
 
 
 def test_modules_of_the_current_folder_are_no_strangers_to_name(stranger, refused, exp):
@@ -120,55 +148,6 @@ def test_opening_a_strangers_run_in_python_imports_nothing(stranger, exp, monkey
     with pytest.raises(Exception, match=r"model\._target_"):
         run.model()
     assert not exp.path("executed").exists()
-
-
-FUNCTION = "exp.config.command_line.nearest"
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        (f"hooks=[{{type: {FUNCTION}}}]", "hooks[0].type"),
-        ("logger.vis_backends=[{type: LocalVisBackend, save_dir: /tmp/elsewhere}]", "logger.vis_backends[0].save_dir"),
-    ],
-)
-def test_a_class_has_the_interface_of_its_key_and_writes_below_the_run(refused, override, key):
-    refused(*FORECAST, override, says=key)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        ([f"hooks=[{{type: EMAHook, ema_type: {FUNCTION}}}]"], "hooks[0].ema_type"),
-        (["hooks=[{type: ProfilerHook, on_trace_ready: {type: tb_trace, dir_name: /tmp}}]"], "hooks[0].on_trace_ready"),
-        ([f"optim.type={FUNCTION}"], "optim.type"),
-        ([f"schedule.param_scheduler=[{{type: {FUNCTION}}}]"], "schedule"),
-        ([f"logger.vis_backends=[{{type: {FUNCTION}}}]"], "logger.vis_backends[0].type"),
-        ([f"model._target_={FUNCTION}"], "model._target_"),
-        ([f"task._target_={FUNCTION}"], "task._target_"),
-        ([f"backend._target_={FUNCTION}"], "backend._target_"),
-        ([f"launcher._target_={FUNCTION}"], "launcher._target_"),
-        ([f"+logger.trackers.x={{_target_: {FUNCTION}}}"], "logger.trackers.x._target_"),
-        ([f"wrapper._target_={FUNCTION}", "nproc=2"], "wrapper._target_"),
-        ([f"metrics=[{{_target_: {FUNCTION}, _partial_: true}}]"], "metrics[0]._target_"),
-    ],
-)
-def test_so_has_every_other(refused, overrides, key):
-    refused(*FORECAST, *overrides, says=key)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("transform", "key"),
-    [
-        ("{type: exp.config.command_line.nearest}", "pipeline[0].type"),
-        ("{type: RandomChoice, transforms: [[{type: exp.config.command_line.nearest}]]}", "transforms[0][0].type"),
-        ("{type: RandomFlip, _scope_: evil}", "_scope_"),
-    ],
-)
-def test_so_is_a_transform(refused, transform, key):
-    refused(*TILES, f"data.eval_pipeline=[{transform}]", says=key)
 
 
 @pytest.mark.parametrize(("command", "umask"), [("-m", 0), pytest.param("exp", 0o077, marks=pytest.mark.extended)])

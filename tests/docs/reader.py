@@ -72,7 +72,7 @@ SHRINK = {
     r"model/backbone=segformer": ["model.backbone.size=b0"],
     r"model/backbone=dinov3_convnext": ["model.backbone.size=atto"],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
-    r"experiment=dinov3_dubai(?!.*data=)": ["data.splits={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
+    r"experiment=dinov3_dubai(?!.*data=)": ["data.splits={train: ['tile1/*'], val: ['tile2/*_008.*']}"],
     r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
     r"model\.teacher\.backbone=vitl16": ["model.teacher.backbone.size=tiny"],
     r"task=doctor": ["task.burst_s=0.1"],

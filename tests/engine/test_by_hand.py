@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,9 +18,7 @@ from exp.engine.checkpoint.reader import read_checkpoint
 from exp.engine.checkpoint.resume import find_resume
 from exp.engine.checkpoint.writer import write_checkpoint
 from exp.engine.train import build_trainer, train
-from exp.hardware.backend import Collectives
 from exp.models.base import Model
-from exp.worker.session import open_session
 from tests.engine.conftest import Line, Mse
 
 X = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]
@@ -200,18 +197,6 @@ def test_a_checkpoint_has_the_mean_of_the_buffers_of_all_ranks(make_runner):
     runner.distributed_group, runner.world_size = Twin(0, []), 2
     state = runner.training_checkpoint(0, {})["state_dict"]
     assert (state["level"].tolist(), state["count"].item()) == ([2.0, 4.0], 4)
-
-
-def test_ranks_wait_for_each_other_as_long_as_the_launcher_says(make_session, tmp_path):
-    class Noted(Collectives):
-        def init(self, process_group, device_type, **how):
-            raise KeyError((how["rank"], how["world_size"], how["timeout"], how["store"].timeout))
-
-    session = make_session(1, 2, launcher={"_target_": "auto", "timeout_s": 7})
-    session.info.store, session.backend.collectives = str(tmp_path / "store"), Noted("gloo")
-    with pytest.raises(KeyError) as found:
-        open_session(session)
-    assert found.value.args == ((1, 2, timedelta(seconds=7), timedelta(seconds=7)),)
 
 
 class Judged(Mse):

@@ -31,3 +31,4 @@ def test_quotas_count(tmp_path, monkeypatch, own, files, left):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     environments = [CpuBackend(name="cpu").worker_env(0, ranks, True) for ranks in (1, 3, 99)]
     assert [each["OMP_NUM_THREADS"] for each in environments] == [str(left), str(left // 3), "1"]
+    assert environments[0]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"

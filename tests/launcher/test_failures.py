@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from types import SimpleNamespace
@@ -70,23 +69,6 @@ def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_w
     assert "41, 42" in text
     folder.log_file(0).write_text("one\n\ntwo\nthree\n")
     assert tail_of(folder.log_file(0), 2) == [f"  log: {folder.log_file(0)}", "  | two", "  | three"]
-
-
-def test_the_folder_of_logs_is_listed_only_while_it_changes(folder):
-    """Its time of change is the doorbell; it may be that of a coarse clock, so that two files share it."""
-    failures = Failures(folder)
-    assert failures.read() == []
-    collected(folder, [(1, 2.0, False, 1)])
-    assert [error["rank"] for error in failures.read()] == [1]
-    when = folder.logs.stat().st_mtime_ns
-    for listed in (True, False):
-        rank = 2 if listed else 3
-        collected(folder, [(rank, 2.0, False, 1)])
-        os.utime(folder.logs, ns=(when, when))
-        assert (rank in [error["rank"] for error in failures.read()]) is listed
-        failures._fresh_until = 0.0  # some seconds later
-    os.utime(folder.logs, ns=(when, when + 1))
-    assert sorted(error["rank"] for error in failures.read()) == [1, 2, 3]
 
 
 def test_a_first_notice_saves_the_state_and_a_second_ends_the_job(tmp_path, folder):

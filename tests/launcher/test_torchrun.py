@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.conftest import LONG, STEADY, family, gone, has_steps, wait_for
+from tests.behaviour.conftest import LONG, STEADY, family, gone, has_steps, losses, wait_for
 from tests.conftest import Forked, free_port
 
 # In the third step of the first attempt each rank leaves word that it has come so far; then one fails, or all wait.
@@ -111,10 +111,11 @@ def two_nodes(port: int) -> list[str]:
     return ["launcher.nnodes=2", f"launcher.rdzv_endpoint=127.0.0.1:{port}", "launcher.timeout_s=60"]
 
 
-def test_a_rank_that_is_killed_on_one_node_is_started_again_on_both(exp, disturbed):
+def test_a_rank_that_is_killed_on_one_node_is_started_again_on_both(exp, disturbed, trained):
     nodes = two_nodes(free_port())
     processes = [disturbed("kill", *nodes, "launcher.max_restarts=1") for _ in range(2)]
     said = [process.communicate(timeout=90) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     told = exp.result("run")
     assert (told["status"], told["restarts"], told["world_size"]) == ("completed", 1, 2)
+    assert losses(exp.path("run")) == pytest.approx(losses(trained("steady")), rel=1e-5)

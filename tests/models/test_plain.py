@@ -80,6 +80,11 @@ def test_weights_of_classes_and_weights_of_losses():
     values = [loss(torch.zeros(2, 4, 2, 2), target["label"].long()) for loss in model.losses[1:]]
     assert values[0] == values[1]
     assert {name for name, _ in model.named_buffers()} == {"losses.1.weight", "losses.2.weight"}
+    two = rows(loss={}, losses=[{**MSE, "weight": 0.3}, {"_target_": "torch.nn.L1Loss", "weight": 0.7}])
+    losses = two(**ROWS, mode="loss")  # of a - b = 0, 1, 2, 4
+    assert {name: float(value) for name, value in losses.items()} == pytest.approx(
+        {"loss_MSELoss": 0.3 * 21 / 4, "loss_L1Loss": 0.7 * 7 / 4}
+    )
 
 
 def test_inputs_by_signature_by_position_and_by_name():

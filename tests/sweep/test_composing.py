@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -16,15 +15,11 @@ from omegaconf import OmegaConf, open_dict
 
 from exp.config.sources import register
 from exp.errors import ExpError
-from exp.hardware.registry import create_backend
-from exp.launcher.base import Classes, FrozenRun, Launcher
+from exp.launcher.base import Classes
 from exp.launcher.freeze import compose_run, validate_run
 from exp.launcher.outcome import Outcome
-from exp.runs.folder import RunFolder
 from exp.sweep.composing import Composer
-from exp.sweep.scheduler import _LocalScheduler
-from exp.sweep.sweep import Job, Sweep
-from exp.task import Task
+from exp.sweep.sweep import Sweep
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.
 SHAPES = [
@@ -99,14 +94,6 @@ def hydra(tmp_path, monkeypatch):
     GlobalHydra.instance().clear()
 
 
-def test_a_job_is_searched_by_its_validation_never_by_its_test(tmp_path):
-    job = Job(FrozenRun(OmegaConf.create(), [], RunFolder(tmp_path), Classes(Task, Launcher)), Outcome())
-    job.run.folder.write_result({"metric": 5.0, "selected_by": {"metric": "mse", "value": 1.0}})
-    assert job.metric == 1.0
-    job.outcome = Outcome(1)
-    assert math.isnan(job.metric)
-
-
 @pytest.mark.parametrize(
     ("codes", "code"), [([0, 0], 0), ([0, 75], 75), ([75, 75], 75), ([0, 1], 1), ([1, 75], 1), ([1, 1], 1), ([0, 2], 1)]
 )
@@ -115,13 +102,3 @@ def test_the_exit_code_of_a_sweep(tmp_path, codes, code):
     jobs = [SimpleNamespace(outcome=Outcome(each)) for each in codes]
     sweep = SimpleNamespace(lock=lock, jobs=jobs, launched=True, folder=tmp_path, _report=lambda rest: None)
     assert Sweep.close(sweep, str) == (code, [])
-
-
-def test_no_more_jobs_run_at_a_time_than_asked_for():
-    backend = create_backend({"_target_": "exp.backends.cpu.CpuBackend", "name": "cpu"})
-    runs = [SimpleNamespace(config=SimpleNamespace(nproc=1), backend=backend)] * 3
-    scheduler = _LocalScheduler(runs, parallel_jobs=2)
-    scheduler.running = {0: (None, [])}
-    assert scheduler.allocate(1) == []
-    scheduler.running[1] = (None, [])
-    assert scheduler.allocate(2) is None

@@ -8,8 +8,7 @@ import sqlite3
 
 import pytest
 
-from tests.behaviour.conftest import has_steps, table, wait_for
-from tests.behaviour.test_refusals import ONE_BY_ONE
+from tests.behaviour.conftest import has_steps, one_by_one, table, wait_for
 from tests.conftest import TINY, Forked
 
 SWEEP = ["-m", *TINY, "max_steps=2", "output_dir=sweep", "sweep.plots=false", "sweep.parallel_jobs=1"]
@@ -42,10 +41,8 @@ def test_what_can_only_be_a_mistake_is_refused_and_leaves_nothing(exp):
     for name in ("a", "b"):
         text = f"# @package _global_\nname: {name}\noutput_dir: of_{name}\n"
         exp.path(f"my/experiment/{name}.yaml").write_text(text)
-    process = Forked(exp.folder, json.dumps([["backend=cpu", *line] for line, _ in REFUSED]), script=ONE_BY_ONE)
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    for (line, key), (code, said, _) in zip(REFUSED, json.loads(output.splitlines()[-1])):
+    answers = one_by_one(exp.folder, [["backend=cpu", *line] for line, _ in REFUSED])
+    for (line, key), (code, said, _) in zip(REFUSED, answers):
         assert (code, len(said.splitlines()), said[:7], key in said) == (2, 1, "error: ", True), (line, said)
     assert [path.name for path in exp.folder.iterdir()] == ["my"]
 

@@ -10,7 +10,7 @@ import torch
 
 from exp.vision.backbones.vit import VisionTransformer
 from exp.vision.backbones.vit_weights import rope_periods
-from exp.vision.models import SceneClassifier, Segmenter, adapt_to_bands
+from exp.vision.models import SceneClassifier, Segmenter
 from tests.vision.parts import head, loss, vit
 
 HEADS, PATCH, STORAGE = 2, 4, 4
@@ -119,16 +119,6 @@ def test_constants_are_the_papers():
     assert periods[15] == pytest.approx(74.98942)
 
 
-def test_kernels_of_more_bands_keep_the_response_to_gray():
-    """Four bands from three: 3 / 4 of the kernels, the fourth their mean; so an image of one value gives the same."""
-    kernel = torch.tensor([3.0, 6.0, 12.0]).view(1, 3, 1, 1)
-    assert adapt_to_bands(kernel, 4, ["red", "green", "blue", "nir"]).flatten().tolist() == [3.0, 6.0, 12.0, 7.0]
-    source, model = (SceneClassifier(3, backbone=SMALL, in_channels=count) for count in (3, 4))
-    name = "backbone.patch_embed.proj.weight"
-    fitted = model.fit_state_dict(source.state_dict(), None)[name]
-    torch.testing.assert_close(fitted.sum(dim=1), source.state_dict()[name].sum(dim=1))
-
-
 def test_a_scene_is_classified_by_the_cls_token_and_the_mean_of_its_patches():
     model = SceneClassifier(3, backbone={**SMALL, "layer_scale_init": 1.0}).eval()
     image = torch.randint(0, 256, (1, 3, 32, 48))
@@ -166,10 +156,3 @@ def test_weights_of_losses_count():
     scenes.head.bias.data = torch.tensor([0.0, math.log(3.0)])  # probabilities 1/4 and 3/4
     value = scenes(image=image, label=torch.tensor([1]), mode="loss")["loss"].item()
     assert value == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25))
-
-
-def test_layers_for_rates_by_depth_are_counted_from_the_embedding():
-    model = SceneClassifier(3, backbone={**SMALL, "depth": 3})
-    names = ("patch_embed.proj.weight", "cls_token", "blocks.0.norm1.weight", "blocks.2.mlp.fc1.weight", "norm.weight")
-    assert [model.layer_of(f"backbone.{name}") for name in names] == [0, 0, 1, 3, 4]
-    assert (model.layer_of("head.weight"), model.num_layers) == (None, 5)

@@ -25,28 +25,6 @@ def test_windows_cover_an_image_to_its_end(extent, expected):
     assert window_origins(extent, 32, 24) == expected
 
 
-@pytest.mark.parametrize("row_block_bytes", [Tiling.row_block_bytes, 4 * 6 * 64 * 100, 1])
-@pytest.mark.parametrize(("kind", "window", "overlap", "size"), [
-    ("slide", 64, 0.25, (300, 210)),
-    ("slide", 33, 0.6, (131, 20)),
-    ("slide", 64, 0.0, (64, 300)),
-    ("whole", 8, 0.0, (90, 120)),
-])  # fmt: skip
-def test_labels_are_of_the_means_over_all_windows(kind, window, overlap, size, row_block_bytes):
-    """Beside the mean of all windows over the whole image; in strips of a few columns, too."""
-    pixels, scores, tiling = noise(*size), network(), Tiling(kind, window, overlap)
-    tiling.row_block_bytes = row_block_bytes
-    height, width = tiling.window_size(*size)
-    total = torch.zeros(6, *size)
-    for top in window_origins(size[0], height, tiling.stride):
-        for left in window_origins(size[1], width, tiling.stride):
-            place = (slice(top, top + height), slice(left, left + width))
-            total[(..., *place)] += scores(pixels[(None, ..., *place)])[0]
-    parts = list(tiling.rows(scores, 6, InMemoryImage(pixels)))
-    assert [top for top, _ in parts] == [sum(len(rows) for _, rows in parts[:n]) for n in range(len(parts))]
-    assert torch.equal(torch.cat([rows for _, rows in parts]).long(), total.argmax(dim=0))
-
-
 def test_scaled_and_mirrored_copies_are_averaged():
     image, scores = noise(32, 48)[None], network()
     found = tta_logits(scores, image, [1.0, 0.5], flip=True)
@@ -76,26 +54,34 @@ def test_scores_are_enlarged_before_a_class_is_chosen():
     assert [labels.flatten().tolist() for _, labels in rows] == [[0, 0, 0, 1, 1, 1, 1, 1]]
 
 
+RESIZED = [(131, 90), (262, 180), (260, 90), (131, 181), (90, 97), (65, 45), (7, 500)]
+
+
 @pytest.mark.parametrize("row_block_bytes", [Tiling.row_block_bytes, 4 * 6 * 64 * 70, 1])
-@pytest.mark.parametrize("size", [(262, 180), (260, 90), (131, 181), (90, 97), (65, 45), (7, 500)])
-@pytest.mark.parametrize("kind", ["slide", "whole"])
-def test_resized_labels_are_of_the_means_interpolated_as_torch_does(kind, size, row_block_bytes):
+@pytest.mark.parametrize(("kind", "window", "overlap", "size", "resized"), [
+    ("slide", 64, 0.25, (300, 210), [(300, 210)]), ("slide", 33, 0.6, (131, 20), [(131, 20)]),
+    ("slide", 64, 0.0, (64, 300), [(64, 300)]), ("slide", 33, 0.6, (131, 90), RESIZED),
+    ("whole", 33, 0.6, (131, 90), RESIZED),
+])  # fmt: skip
+def test_labels_are_of_the_means_over_all_windows_interpolated_as_torch_does(
+    kind, window, overlap, size, resized, row_block_bytes
+):
     """In any bands of rows and strips of columns; with windows of which some pixels see more than others."""
-    pixels, scores, tiling = noise(131, 90), network(), Tiling(kind, 33, 0.6)
+    pixels, scores, tiling = noise(*size), network(), Tiling(kind, window, overlap)
     tiling.row_block_bytes = row_block_bytes
-    height, width = tiling.window_size(131, 90)
-    total, count = torch.zeros(6, 131, 90), torch.zeros(131, 90)
-    for top in window_origins(131, height, tiling.stride):
-        for left in window_origins(90, width, tiling.stride):
+    height, width = tiling.window_size(*size)
+    total, count = torch.zeros(6, *size), torch.zeros(size)
+    for top in window_origins(size[0], height, tiling.stride):
+        for left in window_origins(size[1], width, tiling.stride):
             place = (slice(top, top + height), slice(left, left + width))
             total[(..., *place)] += scores(pixels[(None, ..., *place)])[0]
             count[place] += 1
-    expected = F.interpolate((total / count)[None].double(), size, mode="bilinear", align_corners=False)[0].argmax(
-        dim=0
-    )
-    parts = list(tiling.rows(scores, 6, InMemoryImage(pixels), size))
-    assert [top for top, _ in parts] == [sum(len(rows) for _, rows in parts[:n]) for n in range(len(parts))]
-    assert torch.equal(torch.cat([rows for _, rows in parts]).long(), expected)
+    for wanted in resized:
+        mean = (total / count)[None].double()
+        expected = mean if wanted == size else F.interpolate(mean, wanted, mode="bilinear", align_corners=False)
+        parts = list(tiling.rows(scores, 6, InMemoryImage(pixels), *([] if wanted == size else [wanted])))
+        assert [top for top, _ in parts] == [sum(len(rows) for _, rows in parts[:n]) for n in range(len(parts))]
+        assert torch.equal(torch.cat([rows for _, rows in parts]).long(), expected[0].argmax(dim=0)), wanted
 
 
 def test_each_image_of_a_batch_gets_labels_of_its_own_size():

