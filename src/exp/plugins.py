@@ -45,9 +45,10 @@ class Plugin:
             ``defaults: [/schema/<group>/<name>@_here_, _self_]``. If ``_target_`` has a default, the dataclass also
             types the keys of all configurations with this ``_target_``. The dataclass of a model without weights, such
             as a naive forecast, sets ``has_weights: ClassVar[bool] = False``; then tasks such as ``task=eval`` do not
-            need ``init_from``. That of data names with ``preflight: ClassVar[str]`` a module that checks their files
-            before a run (:func:`exp.config.check.preflight_of`), and with ``reference_key: ClassVar[str]`` its key on
-            whose value the metrics of a publication depend (:class:`exp.config.schema.ReferenceConfig`).
+            need ``init_from``. That of a model names with ``paths: ClassVar[Sequence[str]]`` those of its keys that are
+            paths. That of data names with ``preflight: ClassVar[str]`` a module that checks their files before a run
+            (:func:`exp.config.check.preflight_of`), and with ``reference_key: ClassVar[str]`` its key on whose value
+            the metrics of a publication depend (:class:`exp.config.schema.ReferenceConfig`).
         families: models and data that can be combined, by their purpose, such as ``"forecasting"``.
         keys: dataclasses of further keys for a structure of another package, by its name, such as ``task/predict``.
             With data of another plugin's families, a value other than the default is refused.

@@ -1,4 +1,4 @@
-"""Low-rank updates, heads over four blocks and distillation, as docs/guide/tuning.md says."""
+"""Low-rank updates and heads over four blocks, as docs/guide/tuning.md says."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ DPT = [
     f"model.losses=[{LOSSES}]",
 ]
 UPERNET = [*DPT, "model/head=upernet"]
-STUDENT = ["model.backbone.embed_dim=8", "model.backbone.num_heads=1"]
-TEACHER = [f"model.teacher.backbone.{key}" for key in ("embed_dim=16", "depth=2", "num_heads=2", "patch_size=16")]
-DISTIL = ["experiment=dinov3_distillation", *SCENES[1:], *STUDENT, "model.dropout=0.1", *TEACHER]
 
 
 def run(exp, name, *settings, **environment):
@@ -57,32 +54,15 @@ def test_low_rank_updates_are_all_that_is_trained_and_merged_by_who_has_none(exp
     assert result(plain)["metrics"] == pytest.approx(found["metrics"], abs=1e-6)
 
 
-def test_a_student_is_used_without_its_teacher(exp, trained):
-    folder = run(exp, "student", *DISTIL, f"model.teacher.init_from={trained('scenes')}")
-    assert set(result(folder)["metrics"]) == {"cosine_cls", "cosine_patches"}
-    student = state(folder, "best.pth")
-    assert not any("teacher" in key for key in student)
-    run(exp, "out", "task=export", "init_from=student", "task.formats=[huggingface]", "backend=cpu",
-        "model.teacher.init_from=gone")  # fmt: skip
-    later = run(exp, "later", *SCENES, *STUDENT, "init_from=out/export/huggingface", "max_steps=1", "optim.lr=0",
-                "schedule.warmup_steps=0")  # fmt: skip
-    backbone = {key: value for key, value in student.items() if key.startswith("backbone.")}
-    assert all(torch.equal(value, state(later, "best.pth")[key]) for key, value in backbone.items())
-    done = exp(*DISTIL, "model.teacher.init_from=null", "output_dir=refused")
-    assert done.returncode == 2
-    assert "model.teacher.init_from" in done.stderr.splitlines()[0]
-
-
-KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET, "distillation": DISTIL,
+KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET,
          "dpt and updates": [*DPT, "model.lora.rank=2", "model.lora.dropout=0.1"]}  # fmt: skip
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("kind", ["dpt and updates", "upernet", "distillation"])
-def test_trainings_of_all_kinds_resume_bit_for_bit(exp, trained, kind):
-    settings = [*KINDS[kind], *([f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else [])]
-    run(exp, "run", *settings)
-    resumed(exp, "run", *settings)
+@pytest.mark.parametrize("kind", ["dpt and updates", "upernet"])
+def test_trainings_of_all_kinds_resume_bit_for_bit(exp, kind):
+    run(exp, "run", *KINDS[kind])
+    resumed(exp, "run", *KINDS[kind])
     again = state(exp.path("rest"))
     assert [key for key, value in state(exp.path("run")).items() if not torch.equal(value, again[key])] == []
 
@@ -90,14 +70,13 @@ def test_trainings_of_all_kinds_resume_bit_for_bit(exp, trained, kind):
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "where"),
-    [("lora", []), ("lora", ["wrapper=fsdp"]), ("dpt", ["wrapper=fsdp"]), ("upernet", []), ("distillation", [])],
+    [("lora", []), ("lora", ["wrapper=fsdp"]), ("dpt", ["wrapper=fsdp"]), ("upernet", [])],
 )
-def test_two_processes_compute_what_one_does(exp, trained, kind, where):
+def test_two_processes_compute_what_one_does(exp, kind, where):
     if where and TORCH < (2, 7):
         pytest.skip("fsdp takes torch >= 2.7")
     settings = [*KINDS[kind], "model.head.dropout=0" if kind in ("dpt", "upernet") else "model.dropout=0"]
     settings += ["model.lora.dropout=0"] if kind == "lora" else []
-    settings += [f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else []
     alone, both = run(exp, "alone", *settings), run(exp, "both", *settings, "nproc=2", *where)
     assert losses(both) == pytest.approx(losses(alone), rel=1e-5)
     assert result(both)["trained_parameters"] == result(alone)["trained_parameters"]
@@ -105,9 +84,8 @@ def test_two_processes_compute_what_one_does(exp, trained, kind, where):
 
 @pytest.mark.extended
 @needs_current_card
-@pytest.mark.parametrize("kind", ["dpt", "upernet", "distillation"])
-def test_no_step_leaves_the_card(exp, trained, kind):
-    settings = [*KINDS[kind], *([f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else [])]
+@pytest.mark.parametrize("kind", ["dpt", "upernet"])
+def test_no_step_leaves_the_card(exp, kind):
     card = {"SIM_GCU_PROFILE": "s60", "SIM_GCU_STRICT": "1"}
-    folder = run(exp, "card", *settings, "backend=gcu", "backend.simulate=true", **card)
+    folder = run(exp, "card", *KINDS[kind], "backend=gcu", "backend.simulate=true", **card)
     assert result(folder)["cpu_fallbacks"] == {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}

@@ -16,3 +16,8 @@ def head(name, **keys):
 def loss(name, **keys):
     """A loss of exp's."""
     return {"_target_": f"exp.vision.losses.{name}", **keys}
+
+
+def term(name, **keys):
+    """A term of exp's for distillation."""
+    return {"_target_": f"exp.vision.distillation.{name}", **keys}

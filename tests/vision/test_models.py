@@ -10,10 +10,9 @@ from torch import nn
 from exp.config.resolve import trust_packages
 from exp.errors import ConfigError
 from exp.vision.backbones.base import Backbone, Features
-from exp.vision.distillation import Distiller
-from exp.vision.models import SceneClassifier, Segmenter
+from exp.vision.models import Encoder, SceneClassifier, Segmenter
 from exp.vision.tiling import Tiling
-from tests.vision.parts import head, loss, vit
+from tests.vision.parts import head, loss, term, vit
 
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale_init": 0.5}
 LIGHT = {"channels": 16, "norm": "group", "dropout": 0.1}
@@ -133,16 +132,22 @@ REFUSED = [
     (Segmenter, {**TILES, "auxiliary_weight": 0.4, "auxiliary_out_index": 7}, "auxiliary_out_index"),
     (Segmenter, {**TILES, "inference": "crop"}, "inference"),
     (Segmenter, {**TILES, "backbone": vit(**SMALL, out_indices=[1, 2])}, "out_indices"),
-    (Distiller, {**STUDENT, "teacher": {"backbone": vit(size="vits61")}}, "teacher.backbone.size"),
-    (Distiller, {**STUDENT, "cls_token_weight": 0.0, "patch_weight": 0.0}, "patch_weight"),
-    (Distiller, {**STUDENT, "backbone": vit(**SMALL, out_indices=[0, 1])}, "out_indices"),
+    (Encoder, {**STUDENT, "teacher": {"backbone": vit(size="vits61")}}, "teacher.backbone.size"),
+    (Encoder, {**STUDENT, "distillation": [term("FeatureMaps", weight=0.0)]}, "weight above 0"),
+    (Encoder, {**STUDENT, "backbone": vit(**SMALL, out_indices=[0])}, "out_indices"),
+    (Encoder, {**STUDENT, "distillation": [term("FeatureMaps", levels=[[0, 9]])]}, "model.teacher has levels 0 to 3"),
+    (Encoder, {**STUDENT, "distillation": [term("FeatureMaps", part="map")]}, "part=map"),
+    (Encoder, {**STUDENT, "distillation": [term("FeatureMaps", cosine=0.0)]}, "cosine"),
+    (Encoder, {**STUDENT, "distillation": [term("Logits")]}, "Logits needs both"),
+    (Encoder, {**STUDENT, "distillation": [loss("Dice")]}, "Term"),
+    (SceneClassifier, {**SCENES, "teacher": {"init_from": "run"}}, "model.distillation"),
 ]  # fmt: skip
 
 
 def test_settings_that_cannot_be_are_refused_by_their_key():
     for kind, settings, key in REFUSED:
         with pytest.raises(ConfigError, match=key):
-            kind(*([3] if kind is not Distiller else []), **settings)
+            kind(*([3] if kind is not Encoder else []), **settings)
 
 
 class Cnn(Backbone):

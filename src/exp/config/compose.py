@@ -198,7 +198,8 @@ def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
     """Make the paths in a configuration absolute, in place, so that the run can be used again from any folder.
 
     Every string that begins with ``~/`` is a path. Other strings are paths if their key is known to be one
-    (``data.root``, ``init_from``, ``resume``, and ``paths`` of the task); they are relative to the current folder.
+    (``data.root``, ``init_from``, ``resume``, and ``paths`` of the task and of the typed keys of the model); they are
+    relative to the current folder.
 
     Args:
         config: typed; changed in place.
@@ -209,10 +210,12 @@ def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:
     """
     _expand_home(config, OmegaConf.to_container(config, resolve=False))
     sources = [f"data.sources[{number}].root" for number in range(len(config.data.get("sources") or ()))]
-    for key in (*_PATH_KEYS, *sources, *(f"task.{name}" for name in task_paths)):
+    model_paths = getattr(structure_of(config.model.get("_target_")), "paths", ())
+    of_parts = [*(f"task.{name}" for name in task_paths), *(f"model.{name}" for name in model_paths)]
+    for key in (*_PATH_KEYS, *sources, *of_parts):
         value = OmegaConf.select(config, key)
         check_not_empty(key, value)
-        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_hub_source(value)):
+        if isinstance(value, str) and value != "auto" and not (key.endswith("init_from") and is_hub_source(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 

@@ -83,6 +83,8 @@ def build_model(session: Session, data: Data, for_training: bool = False) -> nn.
             (:func:`exp.engine.weights.load_weights`).
     """
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
+    if for_training and isinstance(model, Model):
+        model.prepare_training()
     if session.weights is not None:
         classes = None if session.task.needs_weights else other_classes(session, data, model)
         session.print(load_weights(model, session.weights, session.config, session.task.needs_weights, classes))

@@ -54,9 +54,9 @@ def train(
             message (RunError) has settings with the same global batch that need less memory.
     """
     data = build_data(session)
+    model = build_model(session, data, for_training=True)
     if session.distributed.is_main and session.extensions.fingerprint is not None:
         session.data_files = session.extensions.fingerprint()
-    model = build_model(session, data, for_training=True)
     with _with_out_of_memory_advice(session, fitting_batch):
         trainer = build_trainer(session, data, model)
         metrics_hook, tests = trainer.metrics_hook, trainer.test_loop

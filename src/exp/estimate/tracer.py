@@ -28,6 +28,7 @@ from exp.errors import (
 from exp.estimate.memory import META, MetaAllocator, bytes_of, round_to_block
 from exp.hardware.backend import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_with_modes, supports_estimates
+from exp.models.base import Model
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -251,11 +252,18 @@ def model_on_meta(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
     """
     try:
         with META:
-            model: nn.Module = create(config, BaseModel, "model", **arguments)
+            model = _create_for_training(config, arguments)
     except Exception:  # noqa: BLE001 - a model may raise any exception
         with torch.random.fork_rng(devices=[]):
-            model = create(config, BaseModel, "model", **arguments)
+            model = _create_for_training(config, arguments)
     return model.to("meta")
+
+
+def _create_for_training(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = create(config, BaseModel, "model", **arguments)
+    if isinstance(model, Model):
+        model.prepare_training()
+    return model
 
 
 def _optimizer_on_card(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:

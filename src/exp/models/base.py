@@ -142,6 +142,9 @@ class Model(BaseModel):
         """
         return ()
 
+    def prepare_training(self) -> None:
+        """Create what only a training needs, such as a teacher; called once, before weights are loaded."""
+
     def start_epoch(self, epoch: int) -> None:
         """Called before each epoch of a training, and when training resumes within an epoch.
 

@@ -33,7 +33,7 @@ _SMALL = (
 plugin = Plugin(
     structures={
         "model/scenes": keys.SceneClassifierConfig,
-        "model/distillation": keys.DistillerConfig,
+        "model/encoder": keys.EncoderConfig,
         "model/segmentation": keys.SegmenterConfig,
         "model/backbone/vit": keys.VisionTransformerConfig,
         "model/backbone/convnext": backbone_keys.ConvNextConfig,
@@ -53,6 +53,10 @@ plugin = Plugin(
         "model/losses/lovasz": keys.LovaszConfig,
         "model/losses/ohem": keys.OhemConfig,
         "model/losses/boundary": keys.BoundaryConfig,
+        "model/distillation/labels": keys.LabelsConfig,
+        "model/distillation/logits": keys.LogitsConfig,
+        "model/distillation/features": keys.FeatureMapsConfig,
+        "model/distillation/attention": keys.AttentionConfig,
         "data/distillation": data_keys.DistillationDataConfig,
         "data/scenes": data_keys.SceneDataConfig,
         "data/segmentation": data_keys.SegmentationDataConfig,

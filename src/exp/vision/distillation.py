@@ -1,187 +1,556 @@
-"""Distillation: a model learns the features of another one, on images without labels."""
+"""Distillation: a student learns from a teacher, by the terms of ``model.distillation``.
+
+The student is any model of images. The teacher is a run, with its head, or a backbone with published weights. It is no
+submodule of the student: checkpoints, optimizers and wrappers do not see it, and each process has a full copy.
+
+Shapes below: B images of H x W pixels, K classes, C_i channels and h_i x w_i cells of level i.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from exp.config.compose import load, run_folder_of
+from exp.config.resolve import create, instantiate, mark_untrusted, resolve, to_plain
+from exp.data.fingerprint import sample_folder, shortened
 from exp.engine.weights import read_weights
 from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
-from exp.vision.backbones.base import Features
-from exp.vision.keys import DistillerConfig, TeacherConfig
+from exp.runs.folder import RunFolder
+from exp.vision.backbones.base import Backbone, Features
+from exp.vision.keys import TeacherConfig
 from exp.vision.metrics import CosineSimilarity
-from exp.vision.models import ImageModel, typed_keys
 
-__all__ = ["Distiller"]
+__all__ = ["Attention", "Distillation", "FeatureMaps", "Labels", "Logits", "Outputs", "Side", "Teacher", "Term"]
 
 _EPS = 1e-6
+_MODEL = "exp.vision.models.ImageModel"  # a name: models use this module
+_NO_TEACHER = "model.teacher.init_from must be set: a run, or published weights with model.teacher.backbone"
 
 
-class _Teacher(ImageModel):
-    """A backbone with the normalization of its weights."""
+@dataclass
+class Outputs:
+    """What one of the two networks computes for a batch.
 
-    def forward(self, image: torch.Tensor) -> Features:
-        """Features of the last level; ``image``: (B, C, H, W), 0..255."""
-        return self.features(image)
-
-
-class Distiller(ImageModel):
-    """A student backbone, and two projections of its features to the teacher's width.
-
-    The losses are those of AM-RADIO (Ranzinger et al., arXiv 2312.06709): one minus the cosine for the CLS token, and
-    for the patches a mixture of that and the smooth L1 distance. The targets are the teacher's features after a layer
-    norm without parameters (Wei et al., arXiv 2205.14141), so that the losses do not depend on the teacher's scale. A
-    backbone without CLS token gives the mean of its map instead.
-
-    The teacher is not a submodule, so checkpoints, optimizers and wrappers do not see it. Its file is read when it is
-    first needed: ``task=features`` and ``init_from`` of another run work without the file.
-
-    Args:
-        **keys: of :class:`exp.vision.keys.DistillerConfig`, and the arguments of :class:`ImageModel`.
-
-    Raises:
-        ConfigError: keys are out of range or contradict each other.
+    Attributes:
+        logits: (B, K), or (B, K, H, W); None: no term needs them.
+        maps: level -> (B, C_i, h_i, w_i).
+        tokens: level -> the CLS token (B, C_i); without such a token the mean of the map.
+        attention: level -> the weights between cells, the mean over heads: (B, h_i, w_i, h', w'). For each cell the sum
+            over the h' x w' cells to which it attends is 1.
     """
 
-    config_class = DistillerConfig
+    logits: torch.Tensor | None = None
+    maps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    tokens: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    attention: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
-    def __init__(self, **keys: Any) -> None:
-        if "num_classes" in keys:
-            raise ConfigError(
-                "model=dinov3_distillation learns features, not classes, and these data measure classes; set "
-                "data=distillation, with data.root and data.layout as they are here"
-            )
-        super().__init__(**keys)
-        config = self.config
-        if len(self.out_indices) != 1:
-            raise ConfigError("model.backbone.out_indices: student and teacher are compared after one level")
-        if min(config.cls_token_weight, config.patch_weight) < 0.0 or not config.cls_token_weight + config.patch_weight:
-            raise ConfigError("model.cls_token_weight and model.patch_weight must not be negative, nor both 0")
-        self.teacher_keys = typed_keys(TeacherConfig, config.teacher)
-        # In a fork of the generator: the teacher must not change the student's random numbers.
-        with torch.random.fork_rng(devices=[]), _errors_of_teacher():
-            teacher = _Teacher(self.in_channels, freeze="all", backbone=self.teacher_keys.backbone).eval()
-        self._teachers = [teacher]  # a list hides it from nn.Module
-        self._is_loaded = False
-        ours, theirs = (model.backbone.channels[0] for model in (self, teacher))
-        self.dropout = Dropout(config.dropout)
-        self.project_cls = nn.Linear(ours, theirs).requires_grad_(config.cls_token_weight > 0.0)
-        self.project_patches = nn.Linear(ours, theirs).requires_grad_(config.patch_weight > 0.0)
-        self.backbone.freeze_unused(self.out_indices)
 
-    def start_epoch(self, epoch: int) -> None:
-        """Read the teacher's weights before the first step.
+class Side(NamedTuple):
+    """What a term knows about the student or the teacher.
+
+    Attributes:
+        key: the key of the configuration, for messages.
+        channels: of every level (C_i).
+        has_logits: whether there is a head.
+        has_attention: whether the backbone gives its attention.
+    """
+
+    key: str
+    channels: Sequence[int]
+    has_logits: bool
+    has_attention: bool
+
+    @classmethod
+    def of(cls, key: str, backbone: Backbone, has_logits: bool) -> Side:
+        """Describe a model."""
+        return cls(key, backbone.level_channels, has_logits, type(backbone).attention is not Backbone.attention)
+
+    def level(self, number: int) -> int:
+        """The number of a level from 0; negative ones count from the end.
 
         Raises:
-            ConfigError: there are no weights, or they are of another size.
+            ConfigError: there is no such level.
         """
-        del epoch
-        self._teacher(self.pixel_mean.device)
+        total = len(self.channels)
+        if not -total <= number < total:
+            raise ConfigError(f"model.distillation: {self.key} has levels 0 to {total - 1}, not {number}")
+        return number % total
 
-    def forward(
-        self, image: torch.Tensor, mode: str = "tensor", **_: Any
-    ) -> torch.Tensor | CosineSimilarity | dict[str, torch.Tensor]:
-        """Features, their agreement with the teacher's, or the losses.
+
+class Term(nn.Module):
+    """Base class of the terms; one of yours: ``model.distillation=[{_target_: <its path>, weight: 1.0, <its keys>}]``.
+
+    A subclass passes ``student``, ``teacher`` and ``weight`` on, and writes :meth:`forward`.
+
+    Args:
+        student: set by exp.
+        teacher: set by exp.
+        weight: factor of the term in the sum; 0: it is measured at most.
+        levels: pairs of a level of the student and one of the teacher.
+    """
+
+    name: str = "loss_distillation"
+    """Of the loss in ``metrics.jsonl``; terms of one name are added up."""
+    needs: ClassVar[str] = ""
+    """``logits``, ``features`` or ``attention``; empty: nothing of the teacher."""
+
+    def __init__(
+        self, student: Side, teacher: Side, weight: float = 1.0, levels: Sequence[Sequence[int]] = ((-1, -1),)
+    ) -> None:
+        super().__init__()
+        if weight < 0.0:
+            raise ConfigError(f"model.distillation: weight={weight} of {type(self).__name__} must not be negative")
+        for side in (student, teacher) if self.needs in ("logits", "attention") else ():
+            if not getattr(side, f"has_{self.needs}"):
+                lacking = "head with scores of classes" if self.needs == "logits" else "method attention"
+                raise ConfigError(f"model.distillation: {type(self).__name__} needs both networks, and {side.key} has "
+                                  f"no {lacking}")  # fmt: skip
+        self.weight = weight
+        has_levels = self.needs in ("features", "attention")
+        self.levels = [(student.level(own), teacher.level(other)) for own, other in levels if has_levels]
+        if has_levels and not self.levels:
+            raise ConfigError(f"model.distillation: {type(self).__name__}.levels is empty; name pairs, as [[-1, -1]]")
+
+    def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
+        """The loss without its weight: 0-dim float32, a mean over samples."""
+        raise NotImplementedError
+
+
+class Labels(Term):
+    """The student's own losses, of ``model.losses`` and of an auxiliary head; without this term labels do not count."""
+
+
+class Logits(Term):
+    """Kullback-Leibler divergence of softened scores, times the square of the temperature.
+
+    As in Hinton et al., arXiv 1503.02531. The mean over images or pixels, also those whose label is ignored or missing.
+
+    Args:
+        temperature: divides the scores; the higher, the more the smaller ones count.
+        **common: arguments of :class:`Term`.
+    """
+
+    name, needs = "loss_logits", "logits"
+
+    def __init__(self, temperature: float = 4.0, **common: Any) -> None:
+        super().__init__(**common)
+        if temperature <= 0.0:
+            raise ConfigError(f"model.distillation: temperature={temperature} of Logits must be above 0")
+        self.temperature = temperature
+
+    def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
+        """See :class:`Term`."""
+        ours, theirs = (
+            torch.log_softmax(_present(outputs.logits).float() / self.temperature, dim=1)
+            for outputs in (student, teacher)
+        )
+        return (theirs.exp() * (theirs - ours)).sum(dim=1).mean() * self.temperature**2
+
+
+class FeatureMaps(Term):
+    """Distance of the student's projected features from the teacher's.
+
+    The targets are the teacher's features after a layer norm without parameters (Wei et al., arXiv 2205.14141), so that
+    distances do not depend on the teacher's scale; its maps are interpolated to the student's grid. A linear layer for
+    each pair of levels projects the student's features to the teacher's width.
+
+    Args:
+        part: ``patches``: every cell of a map; ``cls``: the CLS token, without one the mean of the map.
+        cosine: factor of one minus the cosine.
+        mse: factor of the mean squared distance.
+        smooth_l1: factor of the smooth L1 distance.
+        dropout: probability of dropping a student's element before the projection.
+        **common: arguments of :class:`Term`.
+    """
+
+    needs = "features"
+
+    def __init__(
+        self, part: str = "patches", cosine: float = 1.0, mse: float = 0.0, smooth_l1: float = 0.0,
+        dropout: float = 0.0, **common: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**common)
+        if part not in ("patches", "cls"):
+            raise ConfigError(f"model.distillation: part={part} of FeatureMaps is not one of patches, cls")
+        if min(cosine, mse, smooth_l1) < 0.0 or not cosine + mse + smooth_l1:
+            raise ConfigError("model.distillation: cosine, mse and smooth_l1 of FeatureMaps must not be negative, nor "
+                              "all 0")  # fmt: skip
+        self.part, self.name = part, f"loss_{part}"
+        self.cosine, self.mse, self.smooth_l1 = cosine, mse, smooth_l1
+        student, teacher = common["student"], common["teacher"]
+        self.dropout = Dropout(dropout)
+        self.project = nn.ModuleList(
+            nn.Linear(student.channels[own], teacher.channels[other]).requires_grad_(self.weight > 0.0)
+            for own, other in self.levels
+        )
+
+    def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
+        """See :class:`Term`; the mean over the pairs of levels."""
+        return _mean([self._distance(*pair) for pair in self._pairs(student, teacher)])
+
+    def similarity(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
+        """The cosine for each image, (B,)."""
+        return _mean([_by_image(_cosine(*pair)) for pair in self._pairs(student, teacher)])
+
+    def _pairs(self, student: Outputs, teacher: Outputs) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each pair of levels the projected student and the target: (B, ..., C) both, float32."""
+        for project, (own, other) in zip(self.project, self.levels):
+            if self.part == "cls":
+                ours, theirs = student.tokens[own], teacher.tokens[other].float()
+            else:
+                ours = student.maps[own].permute(0, 2, 3, 1)
+                theirs = _resized(teacher.maps[other].float(), ours.shape[1:3]).permute(0, 2, 3, 1)
+            yield project(self.dropout(ours)), F.layer_norm(theirs, theirs.shape[-1:])
+
+    def _distance(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        distances: list[torch.Tensor] = []
+        if self.cosine:
+            distances.append(self.cosine * (1.0 - _by_image(_cosine(ours, theirs)).mean()))
+        if self.mse:
+            distances.append(self.mse * F.mse_loss(ours, theirs))
+        if self.smooth_l1:
+            distances.append(self.smooth_l1 * F.smooth_l1_loss(ours, theirs))
+        return _sum(distances)
+
+
+class Attention(Term):
+    """Kullback-Leibler divergence of the attention between cells, the mean over heads and over cells.
+
+    As MiniLM (arXiv 2002.10957) does it for text. If the two have other grids, the teacher's weights are interpolated
+    to the cells of the student, and to those to which it attends. Both networks are run a second time.
+    """
+
+    name, needs = "loss_attention", "attention"
+
+    def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
+        """See :class:`Term`; the mean over the pairs of levels."""
+        losses = []
+        for own, other in self.levels:
+            ours, theirs = student.attention[own], teacher.attention[other]
+            target = _resized_attention(theirs, ours.shape[1:])
+            divergence = target * ((target + _EPS).log() - (ours.flatten(3) + _EPS).log())
+            losses.append(divergence.sum(dim=-1).mean())
+        return _mean(losses)
+
+
+class Teacher:
+    """A trained network whose outputs are targets: in eval mode, without gradients.
+
+    Args:
+        keys: of ``model.teacher``.
+        student: the student's backbone, whose channels of the image the teacher gets.
+        band_names: of the data's bands; empty: not known.
+        user_text: the student's configuration as text; classes that it names may be used.
+
+    Attributes:
+        model: an :class:`exp.vision.models.ImageModel`.
+        data: state of the data on which a run was trained; empty: not known.
+        source: file, run folder or name of the weights; None: not set.
+        path: the file of the weights, once it has been read.
+
+    Raises:
+        ConfigError: ``init_from`` is no weights, or keys contradict each other.
+    """
+
+    def __init__(self, keys: TeacherConfig, student: Backbone, band_names: Sequence[str], user_text: str) -> None:
+        self.source = keys.init_from
+        if self.source is None and keys.sample_data is not None:
+            self.source = str(sample_folder(keys.sample_data))
+        self.data: dict[str, Any] = {}
+        self.path: Path
+        self._is_loaded = False
+        arguments: dict[str, Any] = {"in_channels": student.in_channels, "band_names": band_names}
+        folder = run_folder_of(self.source)
+        # In a fork of the generator: the teacher must not change the student's random numbers.
+        with torch.random.fork_rng(devices=[]), _errors_of_teacher():
+            if folder is not None:
+                if keys.backbone:
+                    raise ConfigError(f"model.backbone: {folder} is a run, whose own network is the teacher; leave it "
+                                      "out")  # fmt: skip
+                self.model = self._of_run(folder, arguments, user_text)
+            elif keys.backbone:
+                target = resolve("model._target_", "exp.vision.models.Encoder", _MODEL)
+                self.model = instantiate(target, "model", {"backbone": keys.backbone}, arguments)
+            else:
+                raise ConfigError(_missing(self.source))
+        self.model.requires_grad_(False).eval()
+        self.side = Side.of("model.teacher", self.model.backbone, self.model.has_head)
+
+    def _of_run(self, folder: Path, arguments: dict[str, Any], user_text: str) -> Any:
+        """The model of a run, as it was trained."""
+        config = load(RunFolder(folder).config)
+        mark_untrusted(config, user_text, groups=("model",))
+        content = to_plain(config.model)
+        target = resolve("model._target_", str(content.pop("_target_")), _MODEL)
+        content.update(teacher={}, distillation=[])
+        weights = read_weights(Path(str(self.source)).expanduser())
+        self.data = dict(weights.data or {})
+        if target.has_head:
+            arguments = {**arguments, "num_classes": len(self.data.get("classes", ()))}
+        return instantiate(target, "model", content, arguments)
+
+    def load(self) -> None:
+        """Read the weights, once.
+
+        Raises:
+            ConfigError: there are no weights, or not all of them fit.
+        """
+        if self._is_loaded:
+            return
+        source = self.source
+        if source is None:
+            raise ConfigError(_NO_TEACHER)
+        expected = self.model.state_dict()
+        with _errors_of_teacher(f"model.teacher.init_from={source}: "):
+            weights = read_weights(Path(source).expanduser())
+            state = self.model.adapt_state_dict(weights.state, weights.path)
+            state = self.model.fit_state_dict(state, weights.path)
+            missing = [key for key, value in expected.items() if key not in state or state[key].shape != value.shape]
+            if missing:
+                raise ConfigError(f"the file lacks {len(missing)} tensors, such as {missing[0]}")
+        self.model.load_state_dict({key: state[key] for key in expected})
+        self.path, self._is_loaded = weights.path, True
+
+    def __call__(self, image: torch.Tensor, levels: Sequence[int], attention: Sequence[int], logits: bool) -> Outputs:
+        """The targets for a batch.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
-            **_: further keys of a batch.
-
-        Returns:
-            ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: a :class:`CosineSimilarity`.
-            ``"tensor"``: (B, 2 D), the CLS token and the mean of the patches, the input of a linear classifier.
+            levels: whose features are needed.
+            attention: levels whose attention is needed.
+            logits: whether scores are needed.
         """
-        student = self.features(image)
-        if mode == "tensor":
-            return torch.cat(student.vectors(), dim=-1)
+        if image.device.type != "meta":  # task=estimate uses no values, so the file may be missing
+            self.load()
+        if self.model.pixel_mean.device != image.device:
+            self.model.to(image.device)
         with torch.no_grad():
-            target = self._teacher(image.device)(image)
+            if logits:
+                scores, features = self.model.scores(image, levels)
+            else:
+                scores, features = None, self.model.features(image, levels) if levels else Features([])
+            return collect(self.model, image, scores, features, levels, attention)
+
+
+def collect(
+    model: Any, image: torch.Tensor, logits: torch.Tensor | None, features: Features, levels: Sequence[int],
+    attention: Sequence[int],
+) -> Outputs:  # fmt: skip
+    """The outputs of a model, with its attention.
+
+    Args:
+        model: an :class:`exp.vision.models.ImageModel`.
+        image: (B, C, H, W).
+        logits: of the model.
+        features: of ``levels``.
+        levels: from 0.
+        attention: levels whose attention is needed.
+    """
+    between: dict[int, torch.Tensor] = {}
+    if attention:
+        backbone, normalized = model.backbone, model.normalize(image)
+        padded = backbone.pad(normalized).shape[-2:]
+        for level, weights in zip(attention, backbone.attention(normalized, attention)):
+            grid = [extent // backbone.level_strides[level] for extent in padded]
+            between[level] = _between_cells(weights.float(), grid[0], grid[1])
+    return Outputs(logits, dict(zip(levels, features.maps)), dict(zip(levels, features.tokens())), between)
+
+
+class Distillation(nn.Module):
+    """The terms of ``model.distillation``, and the teacher.
+
+    Args:
+        terms: {_target_, weight, ...} each.
+        teacher: the teacher.
+        student: the student.
+        computed: levels that the student computes; later ones are not trained.
+
+    Attributes:
+        levels: of the student, whose features terms need.
+        attention_levels: of the student, whose attention terms need.
+        label_weight: factor of the student's own losses; 0: they are not computed.
+        needs_logits: whether a term needs the student's scores.
+
+    Raises:
+        ConfigError: no term has a weight, or one does not fit the networks.
+    """
+
+    def __init__(self, terms: Sequence[Any], teacher: Teacher, student: Side, computed: int) -> None:
+        super().__init__()
+        self._teachers = [teacher]  # a list hides it from nn.Module
+        self.terms: Any = nn.ModuleList(
+            create(config, Term, f"model.distillation[{number}]", student=student, teacher=teacher.side)
+            for number, config in enumerate(terms)
+        )
+        if not any(term.weight for term in self.terms):
+            raise ConfigError("model.distillation: at least one term must have a weight above 0")
+        self.label_weight = sum(term.weight for term in self.terms if isinstance(term, Labels))
+        self.needs_logits = any(term.weight and term.needs == "logits" for term in self.terms)
+        self.levels, self._teacher_levels = self._levels_of("features")
+        self.attention_levels, self._teacher_attention = self._levels_of("attention")
+        beyond = [level for level in (*self.levels, *self.attention_levels) if level >= computed]
+        if beyond:
+            raise ConfigError(
+                f"model.distillation: the student's level {beyond[0]} comes after those of model.backbone.out_indices, "
+                "and is not trained"
+            )
+
+    def _levels_of(self, need: str) -> tuple[list[int], list[int]]:
+        """The levels of student and teacher that terms with this need compare."""
+        pairs = [pair for term in self.terms if term.needs == need for pair in term.levels]
+        return sorted({own for own, _ in pairs}), sorted({other for _, other in pairs})
+
+    @property
+    def teacher(self) -> Teacher:
+        """The teacher."""
+        return self._teachers[0]
+
+    def check_data(self, state: Mapping[str, Any]) -> list[str]:
+        """Compare the data of a student with those of its teacher; returns warnings.
+
+        Args:
+            state: of the student's data (:meth:`exp.vision.data.base.ImageData.state_dict`).
+
+        Raises:
+            ConfigError: a term compares scores, and the teacher has other classes, or another order of them.
+        """
+        theirs, source = self.teacher.data, self.teacher.source
+        old, new = list(theirs.get("classes", ())), list(state["classes"])
+        if self.needs_logits and old != new:
+            raise ConfigError(
+                f"model.teacher.init_from={source} knows the classes {shortened(old)}, the data have {shortened(new)}",
+                "Logits compares them one by one: use the same in the same order (data.classes), or leave out Logits",
+            )
+        keys = [key for key in ("value_range", "bands") if theirs and theirs.get(key) != state.get(key)]
+        return [f"the teacher was trained with data.{key}={theirs.get(key)}, not {state.get(key)}" for key in keys]
+
+    def targets(self, image: torch.Tensor) -> Outputs:
+        """The teacher's outputs for a batch (B, C, H, W)."""
+        return self.teacher(image, self._teacher_levels, self._teacher_attention, self.needs_logits)
+
+    def forward(
+        self, student: Outputs, image: torch.Tensor, own: Callable[[], dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """All losses by name, each times its weight.
+
+        Args:
+            student: outputs of the student.
+            image: (B, C, H, W), for the teacher.
+            own: computes the student's own losses.
+        """
+        losses = {name: self.label_weight * loss for name, loss in own().items()} if self.label_weight else {}
+        terms = [term for term in self.terms if term.weight and term.needs]
+        targets = self.targets(image) if terms else Outputs()
         with autocast_disabled(image.device.type):
-            patches, target_patches = (features.maps[0].permute(0, 2, 3, 1) for features in (student, target))
-            target_cls = _normalize_features(target.tokens()[0].float())
-            target_patches = _normalize_features(_resize_patches(target_patches, patches.shape[1:3]))
-            student_cls = self.project_cls(self.dropout(student.tokens()[0]))
-            student_patches = self.project_patches(self.dropout(patches))
-            patch_similarity = _cosine(student_patches, target_patches).mean(dim=(1, 2))
-            similarity = CosineSimilarity(_cosine(student_cls, target_cls), patch_similarity)
-            if mode == "predict":
-                return similarity
-            ratio = self.config.smooth_l1_ratio
-            smooth_l1 = F.smooth_l1_loss(student_patches, target_patches)
-            patch_loss = (1.0 - ratio) * (1.0 - similarity.patches.mean()) + ratio * smooth_l1
-            weighted_losses = {
-                "loss_cls": (self.config.cls_token_weight, 1.0 - similarity.cls.mean()),
-                "loss_patches": (self.config.patch_weight, patch_loss),
-            }
-            return {name: weight * loss for name, (weight, loss) in weighted_losses.items() if weight}
+            for term in terms:
+                loss = term.weight * term(student, targets)
+                losses[term.name] = losses[term.name] + loss if term.name in losses else loss
+        return losses
+
+    def similarity(self, student: Outputs, image: torch.Tensor) -> CosineSimilarity:
+        """The cosines of projected student and teacher for each image, of the first term of each part.
+
+        Raises:
+            ConfigError: no term compares CLS tokens, or none patches.
+        """
+        first = {term.part: term for term in reversed(self.terms) if isinstance(term, FeatureMaps)}
+        if len(first) < 2:
+            raise ConfigError(
+                "model.distillation: a student without head is measured by cosines of CLS token and patches; name "
+                "a FeatureMaps with part=cls and one with part=patches, if need be with weight: 0"
+            )
+        targets = self.targets(image)
+        with autocast_disabled(image.device.type):
+            cls, patches = (first[part].similarity(student, targets) for part in ("cls", "patches"))
+        return CosineSimilarity(cls, patches)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the submodules, and the teacher."""
-        super().compile(*args, **kwargs)
-        self._teachers[0].compile(*args, **kwargs)
+        """Compile the terms and the teacher in place."""
+        for term in self.terms:
+            term.compile(*args, **kwargs)
+        self.teacher.model.compile(*args, **kwargs)
 
-    def _teacher(self, device: torch.device) -> _Teacher:
-        (teacher,) = self._teachers
-        if not self._is_loaded and device.type != "meta":  # task=estimate uses no values, so the file may be missing
-            _load_teacher(teacher, self.teacher_keys.init_from)
-            self._is_loaded = True
-        if teacher.pixel_mean.device != device:
-            teacher.to(device)
-        return teacher
+
+def _missing(source: str | None) -> str:
+    """Why there is no network for a teacher."""
+    if source is None:
+        return _NO_TEACHER
+    return f"model.init_from={source} is no run; for published weights choose model.backbone, too"
 
 
 @contextlib.contextmanager
-def _errors_of_teacher() -> Iterator[None]:
+def _errors_of_teacher(prefix: str = "") -> Iterator[None]:
     """Errors name the keys of the teacher, not those of the student."""
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.", "model.teacher.")) from error
-
-
-def _load_teacher(teacher: _Teacher, source: str | None) -> None:
-    """Load the teacher's weights.
-
-    Raises:
-        ConfigError: there are no weights, or not all of them fit.
-    """
-    if source is None:
-        raise ConfigError("model.teacher.init_from must be set: published DINOv3 weights, or a run")
-    expected = teacher.state_dict()
-    try:
-        weights = read_weights(Path(source).expanduser())
-        state = teacher.fit_state_dict(teacher.adapt_state_dict(weights.state, weights.path), weights.path)
-        missing = [key for key, value in expected.items() if key not in state or state[key].shape != value.shape]
-        if missing:
-            raise ConfigError(f"the file lacks {len(missing)} tensors, such as {missing[0]}")
     except (CheckpointError, ConfigError) as error:
-        reason = error.headline.replace(" model.", " model.teacher.")
-        raise ConfigError(f"model.teacher.init_from={source}: {reason}") from error
-    teacher.load_state_dict({key: state[key] for key in expected})
+        text = error.headline if prefix else str(error)
+        text = text.replace("model.teacher.", "model.").replace("model.", "model.teacher.")
+        raise ConfigError(f"{prefix}{text}") from error
 
 
-def _resize_patches(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Interpolate the teacher's patches (B, h, w, E) to the student's grid, float32."""
-    if patches.shape[1:3] == tuple(size):
-        return patches.float()
-    maps = patches.float().permute(0, 3, 1, 2)
-    return F.interpolate(maps, size=list(size), mode="bilinear", align_corners=False).permute(0, 2, 3, 1)
+def _present(logits: torch.Tensor | None) -> torch.Tensor:
+    assert logits is not None
+    return logits
 
 
-def _normalize_features(features: torch.Tensor) -> torch.Tensor:
-    """Normalize to mean 0 and variance 1 over the last axis."""
-    return F.layer_norm(features, features.shape[-1:])
+def _between_cells(weights: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """The mean over heads of (B, heads, N, M) between cells, (B, h, w, h', w'), without CLS and other tokens.
+
+    The M cells to which a cell attends are those of the map, or of one that is smaller by the same factor along both
+    sides.
+    """
+    mean = weights.mean(dim=1)
+    others = mean.shape[1] - height * width  # tokens before the patches
+    mean = mean[:, others:, others if mean.shape[1] == mean.shape[2] else 0 :]
+    factor = round((height * width / mean.shape[2]) ** 0.5)
+    cells = mean / (mean.sum(dim=-1, keepdim=True) + _EPS)
+    return cells.reshape(len(mean), height, width, height // factor, width // factor)
+
+
+def _resized_attention(weights: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """(B, h, w, h', w') -> (B, *shape[:2], cells), interpolated to ``shape`` (four sides); sums are 1 again."""
+    batch, height, width, rows, columns = weights.shape
+    queries = weights.reshape(batch, height, width, rows * columns).permute(0, 3, 1, 2)
+    queries = _resized(queries, shape[:2]).permute(0, 2, 3, 1)
+    keys = _resized(queries.reshape(batch, shape[0] * shape[1], rows, columns), shape[2:])
+    cells = keys.reshape(batch, shape[0], shape[1], shape[2] * shape[3])
+    return cells / (cells.sum(dim=-1, keepdim=True) + _EPS)
+
+
+def _resized(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Interpolate (B, C, h, w) to (B, C, *size)."""
+    if maps.shape[2:] == tuple(size):
+        return maps
+    return F.interpolate(maps, size=list(size), mode="bilinear", align_corners=False)
 
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Cosine similarity over the last axis, from operators that every device has."""
     norms = (a.square().sum(dim=-1) + _EPS) * (b.square().sum(dim=-1) + _EPS)
     return (a * b).sum(dim=-1) * norms.rsqrt()
+
+
+def _by_image(values: torch.Tensor) -> torch.Tensor:
+    """The mean for each image: (B,) or (B, h, w) -> (B,)."""
+    return values if values.dim() == 1 else values.mean(dim=(1, 2))
+
+
+def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def _mean(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return _sum(values) / len(values) if len(values) > 1 else values[0]

@@ -6,13 +6,14 @@ Imports neither torch nor numpy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, List, Optional
+from typing import Any, ClassVar, List, Optional, Sequence
 
 __all__ = [
-    "BoundaryConfig", "CrossEntropyConfig", "DiceConfig", "DistillerConfig", "DptConfig", "FcnConfig", "FocalConfig",
-    "HeadConfig", "ImageModelConfig", "LinearConfig", "LoraConfig", "LossConfig", "LovaszConfig",
-    "MaskTransformerConfig", "OhemConfig", "SceneClassifierConfig", "SegformerConfig", "SegmenterConfig",
-    "TeacherConfig", "UperNetConfig", "UpsampleConfig", "VisionTransformerConfig",
+    "AttentionConfig", "BoundaryConfig", "CrossEntropyConfig", "DiceConfig", "DptConfig", "EncoderConfig", "FcnConfig",
+    "FeatureMapsConfig", "FocalConfig", "HeadConfig", "ImageModelConfig", "LabelsConfig", "LinearConfig",
+    "LogitsConfig", "LoraConfig", "LossConfig", "LovaszConfig", "MaskTransformerConfig", "OhemConfig",
+    "SceneClassifierConfig", "SegformerConfig", "SegmenterConfig", "TeacherConfig", "UperNetConfig", "UpsampleConfig",
+    "VisionTransformerConfig",
 ]  # fmt: skip
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
@@ -185,6 +186,62 @@ class BoundaryConfig(LossConfig):
     _target_: str = "exp.vision.losses.Boundary"
 
 
+@dataclass
+class TeacherConfig:
+    """The network from which a student learns (:class:`exp.vision.distillation.Teacher`)."""
+
+    init_from: Optional[str] = None
+    """A run, whose network is the teacher, or published weights of ``backbone``; null: ``sample_data``."""
+    sample_data: Optional[str] = None
+    """A run among the sample data that come with exp."""
+    backbone: Any = field(default_factory=dict)
+    """With published weights: the teacher's backbone, ``model/backbone@model.teacher.backbone=<choice>``."""
+
+
+@dataclass
+class LabelsConfig:
+    """The student's own losses (:class:`exp.vision.distillation.Labels`)."""
+
+    _target_: str = "exp.vision.distillation.Labels"
+    weight: float = 1.0
+    """Factor of the term in the sum."""
+
+
+@dataclass
+class LogitsConfig(LabelsConfig):
+    """Softened scores of the teacher (:class:`exp.vision.distillation.Logits`)."""
+
+    _target_: str = "exp.vision.distillation.Logits"
+    temperature: float = 4.0
+    """Divides the scores of both; the higher, the more the teacher's smaller scores count."""
+
+
+@dataclass
+class AttentionConfig(LabelsConfig):
+    """The teacher's attention (:class:`exp.vision.distillation.Attention`)."""
+
+    _target_: str = "exp.vision.distillation.Attention"
+    levels: List[List[int]] = field(default_factory=lambda: [[-1, -1]])
+    """Pairs of a level of the student and one of the teacher, from 0 (-1: the last)."""
+
+
+@dataclass
+class FeatureMapsConfig(AttentionConfig):
+    """The teacher's features (:class:`exp.vision.distillation.FeatureMaps`)."""
+
+    _target_: str = "exp.vision.distillation.FeatureMaps"
+    part: str = "patches"
+    """``patches`` (every cell of a map), or ``cls``: the CLS token, without one the mean of the map."""
+    cosine: float = 1.0
+    """Factor of one minus the cosine of projected student and teacher."""
+    mse: float = 0.0
+    """Factor of their mean squared distance."""
+    smooth_l1: float = 0.0
+    """Factor of their smooth L1 distance."""
+    dropout: float = 0.0
+    """Dropout probability before the projection."""
+
+
 def _cross_entropy() -> List[Any]:
     return [{"_target_": CrossEntropyConfig._target_, "weight": 1.0}]
 
@@ -196,6 +253,9 @@ class ImageModelConfig:
     The number of classes and of channels comes from the data.
     """
 
+    paths: ClassVar[Sequence[str]] = ("teacher.init_from",)
+    """Keys that are paths."""
+
     backbone: Any = field(default_factory=dict)
     """The backbone, ``model/backbone=<choice>``, or {_target_: <path of a class>, <its keys>}."""
     normalization: str = "auto"
@@ -204,6 +264,11 @@ class ImageModelConfig:
     """``none``, ``all`` (linear probe), or the number of first blocks or stages that are not trained."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank updates, trained instead of the backbone's own weights."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """The network from which the model learns; it is not trained, and not in checkpoints."""
+    distillation: List[Any] = field(default_factory=list)
+    """Terms of the loss, each {_target_: <path of a class>, weight: <its factor in the sum>, <its keys>}; those of
+    :mod:`exp.vision.distillation` are Labels, Logits, FeatureMaps and Attention. Empty: no teacher."""
 
 
 @dataclass
@@ -251,28 +316,16 @@ class SegmenterConfig(LabelConfig):
     """Test-time augmentation: images are also predicted mirrored."""
 
 
-@dataclass
-class TeacherConfig:
-    """The network that a student learns from; if its cells are smaller or larger, its maps are interpolated."""
-
-    backbone: Any = field(default_factory=dict)
-    """The teacher's backbone, ``+model/backbone@model.teacher.backbone=<choice>`` (docs/guide/tuning.md)."""
-    init_from: Optional[str] = None
-    """The teacher's weights: published ones, or a run. Must be set."""
+def _features_of_both() -> List[Any]:
+    features = FeatureMapsConfig._target_
+    patches = {"_target_": features, "weight": 1.0, "part": "patches", "cosine": 0.9, "smooth_l1": 0.1}
+    return [{"_target_": features, "weight": 1.0, "part": "cls"}, patches]
 
 
 @dataclass
-class DistillerConfig(ImageModelConfig):
-    """Knowledge distillation of features (:class:`exp.vision.distillation.Distiller`)."""
+class EncoderConfig(ImageModelConfig):
+    """A backbone without a head, which learns features (:class:`exp.vision.models.Encoder`)."""
 
-    _target_: str = "exp.vision.distillation.Distiller"
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    """The teacher; it is not trained, and not in checkpoints."""
-    cls_token_weight: float = 1.0
-    """Weight of the loss of the CLS token: one minus the cosine."""
-    patch_weight: float = 1.0
-    """Weight of the loss of the patches."""
-    smooth_l1_ratio: float = 0.1
-    """Share of the smooth L1 distance in the loss of the patches, from 0 to 1; the rest is one minus the cosine."""
-    dropout: float = 0.0
-    """Dropout probability before the projections."""
+    _target_: str = "exp.vision.models.Encoder"
+    distillation: List[Any] = field(default_factory=_features_of_both)
+    """See :class:`ImageModelConfig`; by default the losses of AM-RADIO (Ranzinger et al., arXiv 2312.06709)."""

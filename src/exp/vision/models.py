@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from exp.config.compose import run_folder_of
 from exp.config.resolve import create, resolve
 from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled
@@ -17,13 +18,22 @@ from exp.models.dropout import Dropout
 from exp.vision import lora
 from exp.vision.backbones.base import Backbone, Features, Published
 from exp.vision.data.bands import color_positions
+from exp.vision.distillation import Distillation, Outputs, Side, Teacher, collect
 from exp.vision.export import write_huggingface
 from exp.vision.heads import Head
-from exp.vision.keys import ImageModelConfig, LoraConfig, SceneClassifierConfig, SegmenterConfig
+from exp.vision.keys import (
+    EncoderConfig,
+    ImageModelConfig,
+    LoraConfig,
+    SceneClassifierConfig,
+    SegmenterConfig,
+    TeacherConfig,
+)
 from exp.vision.losses import CrossEntropy, Losses
+from exp.vision.metrics import CosineSimilarity
 from exp.vision.tiling import Tiling
 
-__all__ = ["ImageModel", "SceneClassifier", "Segmenter", "adapt_to_bands", "typed_keys"]
+__all__ = ["Encoder", "ImageModel", "SceneClassifier", "Segmenter", "adapt_to_bands", "typed_keys"]
 
 # Mean and standard deviation of the pretraining images, RGB in 0..1 (DINOv3's; web: ImageNet's).
 _NORMALIZATION = {
@@ -31,6 +41,7 @@ _NORMALIZATION = {
     "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),
 }
 _PREFIX = "backbone."
+_DISTILLATION = "distillation."
 _STATISTICS = ("pixel_mean", "pixel_std")
 _Config = TypeVar("_Config")
 
@@ -70,6 +81,8 @@ class ImageModel(Model):
         config_class: class of the typed keys of ``model``.
         raw_arguments: keys whose objects are made here, with the arguments that the data and the backbone determine.
         config: the keys.
+        has_head: whether there are scores of classes.
+        distillation: the teacher and what is learned from it; None: before :meth:`prepare_training`, or no such terms.
 
     Args:
         in_channels: of the image (C).
@@ -83,8 +96,12 @@ class ImageModel(Model):
     """
 
     config_class: ClassVar[type] = ImageModelConfig
-    raw_arguments: ClassVar[Sequence[str]] = ("backbone", "head", "auxiliary_head", "losses", "teacher")
+    raw_arguments: ClassVar[Sequence[str]] = (
+        "backbone", "head", "auxiliary_head", "losses", "teacher", "distillation",
+    )  # fmt: skip
+    has_head: ClassVar[bool] = False
     config: Any
+    distillation: Distillation | None
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
@@ -99,7 +116,10 @@ class ImageModel(Model):
         super().__init__()
         config = self.config_class(**keys)
         config.lora = typed_keys(LoraConfig, config.lora)
+        config.teacher = typed_keys(TeacherConfig, config.teacher)
         self.config, self.band_names = config, list(band_names or ())
+        if not config.distillation and config.teacher != TeacherConfig():
+            raise ConfigError("model.teacher has no effect without terms in model.distillation")
         if config.normalization not in ("auto", *_NORMALIZATION):
             raise ConfigError(
                 f"model.normalization={config.normalization} is not one of auto, {', '.join(_NORMALIZATION)}"
@@ -110,6 +130,7 @@ class ImageModel(Model):
             )
         self.backbone: Backbone = create(config.backbone, Backbone, "model.backbone", in_channels=in_channels)
         self.in_channels = in_channels
+        self.distillation = None
         self._freeze()
         self._uses_weights_normalization = config.normalization == "auto" and pixel_mean is None
         if pixel_mean is None or pixel_std is None:
@@ -178,6 +199,51 @@ class ImageModel(Model):
         """
         return self.backbone(self.normalize(image), out_indices)
 
+    def prepare_training(self) -> None:
+        """Create the teacher of ``model.distillation``, and what learns from it.
+
+        Raises:
+            ConfigError: a term does not fit student or teacher.
+        """
+        if not self.config.distillation or self.distillation is not None:
+            return
+        teacher = Teacher(self.config.teacher, self.backbone, self.band_names, str(vars(self.config)))
+        student = Side.of("model", self.backbone, self.has_head)
+        self.distillation = Distillation(self.config.distillation, teacher, student, max(self.out_indices) + 1)
+
+    def scores(self, image: torch.Tensor, levels: Sequence[int] = ()) -> tuple[torch.Tensor | None, Features]:
+        """Scores of the classes, if there is a head, and features of further levels, in one pass.
+
+        Args:
+            image: (B, C, H, W), 0..255, uint8 or float.
+            levels: from 0.
+        """
+        return None, self.features(image, levels)
+
+    @property
+    def _distilled_levels(self) -> list[int]:
+        return [] if self.distillation is None else self.distillation.levels
+
+    def _all_losses(
+        self, image: torch.Tensor, logits: torch.Tensor | None, distilled: Features,
+        own: Callable[[], dict[str, torch.Tensor]],
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """The losses of the model, and of the distillation.
+
+        Args:
+            image: (B, C, H, W).
+            logits: of the model; None: no term needs them.
+            distilled: features of the levels that terms need.
+            own: computes the losses by labels.
+        """
+        if self.distillation is None:
+            return rename_single_loss(own())
+        return rename_single_loss(self.distillation(self._outputs(image, logits, distilled), image, own))
+
+    def _outputs(self, image: torch.Tensor, logits: torch.Tensor | None, distilled: Features) -> Outputs:
+        assert self.distillation is not None
+        return collect(self, image, logits, distilled, self.distillation.levels, self.distillation.attention_levels)
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the submodules in place: backbone, heads and losses. The arguments are those of ``torch.compile``.
 
@@ -238,6 +304,8 @@ class ImageModel(Model):
         published = None if is_ours else self.backbone.adapt_state_dict(state, source)
         self.unverifiable_keys = [f"{_PREFIX}{key}" for key in self.backbone.unverifiable_keys]
         adapted = strip_prefix(state, self.state_dict()) if published is None else self._from_published(published)
+        if self.distillation is None:  # projections to a teacher's width, of no use without it
+            adapted = {key: value for key, value in adapted.items() if not key.startswith(_DISTILLATION)}
         if not self._uses_weights_normalization:
             adapted.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         backbone = {key[len(_PREFIX) :]: value for key, value in adapted.items() if key.startswith(_PREFIX)}
@@ -289,6 +357,51 @@ def rename_single_loss(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     return {"loss": next(iter(losses.values()))} if len(losses) == 1 else losses
 
 
+class Encoder(ImageModel):
+    """A backbone without a head, which learns the features of a teacher; it is measured by their cosines.
+
+    Args:
+        **keys: of :class:`exp.vision.keys.EncoderConfig`, and the arguments of :class:`ImageModel`.
+    """
+
+    config_class = EncoderConfig
+
+    def __init__(self, **keys: Any) -> None:
+        if "num_classes" in keys:
+            raise ConfigError(
+                "model=dinov3_distillation learns features, not classes, and these data measure classes; set "
+                "data=distillation, with data.root and data.layout as they are here"
+            )
+        super().__init__(**keys)
+        teacher = self.config.teacher
+        if teacher.backbone or run_folder_of(teacher.init_from) is not None:
+            self.prepare_training()  # for task=eval, too; without the teacher the features can still be used
+        self.backbone.freeze_unused(self.out_indices)
+
+    def forward(
+        self, image: torch.Tensor, mode: str = "tensor", **_: Any
+    ) -> torch.Tensor | CosineSimilarity | dict[str, torch.Tensor]:
+        """Features, their agreement with the teacher's, or the losses.
+
+        Args:
+            image: (B, C, H, W), 0..255, uint8 or float.
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
+
+        Returns:
+            ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: a :class:`CosineSimilarity`. ``"tensor"``:
+            (B, 2 D), the CLS token and the mean of the patches, the input of a linear classifier.
+        """
+        if mode == "tensor":
+            return torch.cat(self.features(image).vectors(), dim=-1)
+        self.prepare_training()  # or a message that there is no teacher
+        features = self.features(image, self._distilled_levels)
+        if mode == "loss":
+            return self._all_losses(image, None, features, dict)
+        assert self.distillation is not None
+        return self.distillation.similarity(self._outputs(image, None, features), image)
+
+
 class SceneClassifier(ImageModel):
     """A linear head on the CLS token, if there is one, and the mean of each map, as in DINOv3's evaluation.
 
@@ -299,6 +412,7 @@ class SceneClassifier(ImageModel):
     """
 
     config_class = SceneClassifierConfig
+    has_head = True
 
     def __init__(self, num_classes: int, ignore_index: int = -1, **keys: Any) -> None:
         super().__init__(**keys)
@@ -324,10 +438,16 @@ class SceneClassifier(ImageModel):
         Returns:
             ``"loss"``: 0-dim float32 tensors by name; logits (B, K), float32, for the other modes.
         """
-        features = self.features(image, self.out_indices)
+        if mode != "loss":
+            return self.scores(image)[0]
+        logits, distilled = self.scores(image, self._distilled_levels)
+        return self._all_losses(image, logits, distilled, lambda: self.losses(logits, label))
+
+    def scores(self, image: torch.Tensor, levels: Sequence[int] = ()) -> tuple[torch.Tensor, Features]:
+        """See :class:`ImageModel`; scores (B, K), float32."""
+        features, further = self.features(image, [*self.out_indices, *levels]).split(len(self.out_indices))
         with autocast_disabled(image.device.type):
-            logits = self.head(self.dropout(torch.cat(features.vectors(), dim=-1)))
-        return rename_single_loss(self.losses(logits, label)) if mode == "loss" else logits
+            return self.head(self.dropout(torch.cat(features.vectors(), dim=-1))), further
 
 
 class Segmenter(ImageModel):
@@ -345,6 +465,7 @@ class Segmenter(ImageModel):
     """
 
     config_class = SegmenterConfig
+    has_head = True
 
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
         super().__init__(**keys)
@@ -391,29 +512,42 @@ class Segmenter(ImageModel):
             (B, K, H, W) of one pass.
         """
         if mode == "loss":
-            assert label is not None
             return self._losses(image, label)
         if mode == "predict":
             return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index, label_sizes)
         return self._logits(image)
 
-    def _logits(self, image: torch.Tensor) -> torch.Tensor:
-        features = self.features(image, self.out_indices)
+    def scores(self, image: torch.Tensor, levels: Sequence[int] = ()) -> tuple[torch.Tensor, Features]:
+        """See :class:`ImageModel`; scores (B, K, H, W), float32."""
+        main, further = self.features(image, [*self.out_indices, *levels]).split(len(self.out_indices))
         with autocast_disabled(image.device.type):
-            return self._to_pixels(self.head(features.maps, features.cls), image)
+            return self._to_pixels(self.head(main.maps, main.cls), image), further
 
-    def _losses(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
-        features = self.features(image, [*self.out_indices, *self.auxiliary_indices])
-        main, auxiliary = features.split(len(self.out_indices))
+    def _logits(self, image: torch.Tensor) -> torch.Tensor:
+        return self.scores(image)[0]
+
+    def _losses(self, image: torch.Tensor, label: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        auxiliary_indices = self.auxiliary_indices
+        features = self.features(image, [*self.out_indices, *auxiliary_indices, *self._distilled_levels])
+        main, further = features.split(len(self.out_indices))
+        auxiliary, distilled = further.split(len(auxiliary_indices))
         with autocast_disabled(image.device.type):
-            if self.head.owns_loss:
-                losses = self.head.loss(main.maps, main.cls, label, self.ignore_index)
-            else:
-                losses = self.losses(self._to_pixels(self.head(main.maps, main.cls), image), label)
-            if self.auxiliary_indices:
-                scores = self._to_pixels(self.auxiliary_head(auxiliary.maps, auxiliary.cls), image)
-                losses["loss_auxiliary"] = self.config.auxiliary_weight * self.auxiliary_loss(scores, label)
-            return rename_single_loss(losses)
+            logits = None
+            if not self.head.owns_loss or (self.distillation is not None and self.distillation.needs_logits):
+                logits = self._to_pixels(self.head(main.maps, main.cls), image)
+
+            def own() -> dict[str, torch.Tensor]:
+                assert label is not None
+                if self.head.owns_loss:
+                    losses = self.head.loss(main.maps, main.cls, label, self.ignore_index)
+                else:
+                    losses = self.losses(logits, label)
+                if auxiliary_indices:
+                    scores = self._to_pixels(self.auxiliary_head(auxiliary.maps, auxiliary.cls), image)
+                    losses["loss_auxiliary"] = self.config.auxiliary_weight * self.auxiliary_loss(scores, label)
+                return losses
+
+            return self._all_losses(image, logits, distilled, own)
 
     def _to_pixels(self, scores: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         """Interpolate (B, K, h', w') to the image that the backbone has padded, and crop to (B, K, H, W)."""

@@ -16,7 +16,8 @@ from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions, Units
 from exp.data.fingerprint import dataset_fingerprint, shortened
 from exp.errors import ConfigError, DataError
-from exp.runs.files import write_json
+from exp.hub import files_of
+from exp.runs.files import file_digest, write_json
 from exp.vision.data.dataset import NO_LABEL, ImageDataset
 from exp.vision.data.decode import image_size
 from exp.vision.data.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
@@ -326,6 +327,8 @@ class ImageData(Data):
 
         def model_built(model: Any) -> None:
             self.use_model_statistics(model)
+            if getattr(model, "distillation", None) is not None and not session.task.needs_weights:
+                self._use_teacher(session, model.distillation)
             if session.weights is not None and "normalization" in self._record:
                 session.print(
                     "normalization: images={images}, mean {mean}, std {std}".format(**self._record["normalization"])
@@ -365,6 +368,14 @@ class ImageData(Data):
         if reader.fill is not None:
             about["no_data"] = image.to_file(torch.from_numpy(reader.fill).view(1, -1, 1, 1)).flatten().tolist()
         return {"image": image, "output": Units(about={"classes": list(self.classes)})}
+
+    def _use_teacher(self, session: Any, distillation: Any) -> None:
+        """Check that a teacher fits the data, and record its weights, which a resumed training compares."""
+        session.warn(*distillation.check_data(self.state_dict()))
+        distillation.teacher.load()
+        if session.distributed.is_main:
+            files = {path.name: file_digest(path) for path in files_of(distillation.teacher.path)}
+            self._record["teacher"] = files
 
     def _fit_normalization(self, session: Any) -> None:
         self.normalization.inspect_bands()
@@ -442,8 +453,12 @@ class ImageData(Data):
         return draw_samples(self, worst, best)
 
     def fingerprint(self) -> Fingerprint:
-        """A digest of names, labels and sizes of the files (:mod:`exp.data.fingerprint`)."""
-        return dataset_fingerprint({split: data.samples for split, data in self._splits.items()})
+        """A digest of names, labels and sizes of the files, and of a teacher's (:mod:`exp.data.fingerprint`)."""
+        teacher = self._record.get("teacher", {})
+        return {
+            **dataset_fingerprint({split: data.samples for split, data in self._splits.items()}),
+            **{f"teacher/{name}": [1, 0, digest] for name, digest in teacher.items()},
+        }
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Entries for ``result.json``. Every rank must call this, with ``gather`` of its ``Distributed``."""
