@@ -58,6 +58,34 @@ def test_a_segmenter_learns_from_a_run_and_is_used_when_that_is_gone(exp, traine
     run(exp, "out", "task=export", "init_from=student", "task.formats=[torchscript]", "backend=cpu")
 
 
+def test_images_without_labels_take_part(exp, trained):
+    layout = "layout: {_target_: exp.vision.data.layouts.ImageFolders}"
+    sources = f"data.sources=[{{sample_data: dubai, weight: 1}}, {{sample_data: eurosat_rgb, {layout}, weight: 3}}]"
+    folder = run(exp, "student", *PUPIL, f"model.teacher.init_from={trained('tiles')}", sources, "max_steps=2")
+    found = result(folder)
+    assert found["data"]["sources"]["eurosat_rgb"] == {"share": 0.75, "train": 500, "val": 0}
+    assert set(found["metrics"]) == {"mIoU", "mFscore", "pixel_accuracy"}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    shares = [line["loss_crossentropy"] for line in lines if "loss_crossentropy" in line]
+    assert 0.0 < max(shares) < 0.75 * 0.5 * 1.61  # of five classes; the mean is over all pixels, with labels or not
+
+
+def test_stored_features_stand_in_for_the_teacher_where_images_do_not_change(exp, trained):
+    teacher, whole = trained("tiles"), "[{type: Resize, scale: [64,64], keep_ratio: false}]"
+    run(exp, "stored", "task=features", f"init_from={teacher}", "task.store=store", "task.patches=true", "backend=cpu",
+        f"data.eval_pipeline={whole}", "task.feature_dtype=float32")  # fmt: skip
+    term = "{_target_: exp.vision.distillation.FeatureMaps, mse: 1}"
+    learn = [*PUPIL, f"model.distillation=[{term}]", f"data.eval_pipeline={whole}", "max_steps=2"]
+    stored = [*learn, "model.teacher.store=store", "model.teacher.sample_data=null"]
+    same = f"data.train_pipeline={whole}"
+    read = losses(run(exp, "read", *stored, same))
+    assert read == pytest.approx(
+        losses(run(exp, "computed", *learn, same, f"model.teacher.init_from={teacher}")), rel=1e-4
+    )
+    assert "RandomResize in data.train_pipeline" in refused(exp, *stored)
+    assert "eval_pipeline" in refused(exp, *stored, "data.eval_pipeline=[]", "data.train_pipeline=[]")
+
+
 def test_what_does_not_fit_a_teacher_is_refused_by_name(exp, trained):
     tiles = f"model.teacher.init_from={trained('tiles')}"
     for settings, reason in (

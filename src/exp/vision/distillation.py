@@ -9,10 +9,12 @@ Shapes below: B images of H x W pixels, K classes, C_i channels and h_i x w_i ce
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -23,13 +25,17 @@ from exp.data.fingerprint import sample_folder, shortened
 from exp.engine.weights import read_weights
 from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
+from exp.hub import files_of
 from exp.models.dropout import Dropout
+from exp.runs.files import file_digest
 from exp.runs.folder import RunFolder
 from exp.vision.backbones.base import Backbone, Features
+from exp.vision.feature_store import SKIPPED, FeatureStore, order_digest
 from exp.vision.keys import TeacherConfig
 from exp.vision.metrics import CosineSimilarity
 
-__all__ = ["Attention", "Distillation", "FeatureMaps", "Labels", "Logits", "Outputs", "Side", "Teacher", "Term"]
+__all__ = ["Attention", "Distillation", "FeatureMaps", "Labels", "Logits", "Outputs", "Side", "StoredTeacher",
+           "Teacher", "Term"]  # fmt: skip
 
 _EPS = 1e-6
 _MODEL = "exp.vision.models.ImageModel"  # a name: models use this module
@@ -320,15 +326,28 @@ class Teacher:
         self.model.load_state_dict({key: state[key] for key in expected})
         self.path, self._is_loaded = weights.path, True
 
-    def __call__(self, image: torch.Tensor, levels: Sequence[int], attention: Sequence[int], logits: bool) -> Outputs:
+    def start(self, data: Any) -> Callable[[], dict[str, str]]:
+        """Read the weights before a training; returns a function that gives the SHA-256 of their files, by name."""
+        del data
+        self.load()
+        return lambda: {path.name: file_digest(path) for path in files_of(self.path)}
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the network in place."""
+        self.model.compile(*args, **kwargs)
+
+    def targets(
+        self, batch: Mapping[str, torch.Tensor], levels: Sequence[int], attention: Sequence[int], logits: bool
+    ) -> Outputs:
         """The targets for a batch.
 
         Args:
-            image: (B, C, H, W), 0..255, uint8 or float.
+            batch: ``image``: (B, C, H, W), 0..255, uint8 or float.
             levels: whose features are needed.
             attention: levels whose attention is needed.
             logits: whether scores are needed.
         """
+        image = batch["image"]
         if image.device.type != "meta":  # task=estimate uses no values, so the file may be missing
             self.load()
         if self.model.pixel_mean.device != image.device:
@@ -339,6 +358,98 @@ class Teacher:
             else:
                 scores, features = None, self.model.features(image, levels) if levels else Features([])
             return collect(self.model, image, scores, features, levels, attention)
+
+
+class StoredTeacher:
+    """Features that task=features has stored: they are read with the images, and no network is needed.
+
+    Args:
+        keys: of ``model.teacher``.
+
+    Attributes:
+        data: empty.
+        source: the folder.
+
+    Raises:
+        ConfigError: the folder holds no features, not of all images, or keys contradict each other.
+    """
+
+    def __init__(self, keys: TeacherConfig) -> None:
+        self.source = str(keys.store)
+        self.data: dict[str, Any] = {}
+        if keys.init_from or keys.backbone or keys.sample_data:
+            raise ConfigError(
+                "model.teacher.store has the teacher's features; leave out model.teacher.init_from, backbone and "
+                "sample_data (null)"
+            )
+        try:
+            self.store = FeatureStore(self.source)
+            self.store.check_complete()
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("task.store=", "model.teacher.store=", 1)) from error
+        self.side = Side(f"model.teacher.store={self.source}", self.store.about["channels"], False, False)
+        self._stored_levels = list(self.store.about["fingerprint"]["preprocessing"]["out_indices"])
+
+    def start(self, data: Any) -> Callable[[], dict[str, str]]:
+        """Have the data read the features, if they are those of the images; returns a function that gives their digest.
+
+        Args:
+            data: an :class:`exp.vision.data.base.ImageData`.
+
+        Raises:
+            ConfigError: the data or their preprocessing are others, or images are changed at random.
+        """
+        splits = {"train": data.train, "val": data.val, data.test_split_name: data.test}
+        pipelines = [to_plain(getattr(data.train.config, f"{split}_pipeline")) for split in ("train", "eval")]
+        if pipelines[0] != pipelines[1] or data.train.mixer is not None:
+            steps = [step for step in pipelines[0] if step not in pipelines[1]]
+            other = next(iter(steps), {"type": "the mixing of images, or the order of steps,"})
+            raise ConfigError(
+                f"{self.side.key}: {other['type']} in data.train_pipeline changes images after their features were "
+                "stored",
+                "make it equal to data.eval_pipeline (data.train_pipeline=${data.eval_pipeline}), or have the teacher "
+                "compute: model.teacher.init_from",
+            )
+        about = self.store.about["fingerprint"]
+        expected = {**data.state_dict(), "eval_pipeline": pipelines[1]}
+        differing = [
+            key for key, value in expected.items() if key != "classes" and about["preprocessing"].get(key) != value
+        ]
+        stored = {name: entry for name, entry in about["data"].items() if name.startswith("the list of ")}
+        differing += [name for split, dataset in splits.items() for name in [f"the list of {split}"]
+                      if stored.get(name) != order_digest(dataset.samples)]  # fmt: skip
+        if differing or self.store.images(SKIPPED):
+            reason = ", ".join(differing) or "skipped images"
+            raise ConfigError(f"{self.side.key} holds features of other data ({reason}); store those of these data")
+        for split, dataset in splits.items():
+            dataset.stored = functools.partial(self._read, split)
+        return lambda: {"features": self.store.used()["weights"]["sha256"]}
+
+    def _read(self, split: str, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        kinds = {"teacher_cls": "cls", "teacher_patches": "patches"}
+        return {
+            name: np.stack([self.store.array(split, kind)[number] for number in numbers])
+            for name, kind in kinds.items()
+            if kind in self.store.about["kinds"]
+        }
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        """Nothing to do."""
+
+    def targets(
+        self, batch: Mapping[str, torch.Tensor], levels: Sequence[int], attention: Sequence[int], logits: bool
+    ) -> Outputs:
+        """The stored features of a batch; see :meth:`Teacher.targets`."""
+        del attention, logits
+        sizes = [self.side.channels[level] for level in self._stored_levels]
+        missing = [level for level in levels if level not in self._stored_levels]
+        if missing or "teacher_cls" not in batch or "teacher_patches" not in batch:
+            reason = f"level {missing[0]}" if missing else "features of patches, read with the images of a training"
+            raise ConfigError(f"{self.side.key} lacks {reason}; store them with task.patches=true, or have the teacher "
+                              "compute: model.teacher.init_from")  # fmt: skip
+        parts = {name: batch[f"teacher_{name}"].float().split(sizes, dim=-1) for name in ("cls", "patches")}
+        maps = {level: part.permute(0, 3, 1, 2) for level, part in zip(self._stored_levels, parts["patches"])}
+        return Outputs(maps=maps, tokens=dict(zip(self._stored_levels, parts["cls"])))
 
 
 def collect(
@@ -384,7 +495,7 @@ class Distillation(nn.Module):
         ConfigError: no term has a weight, or one does not fit the networks.
     """
 
-    def __init__(self, terms: Sequence[Any], teacher: Teacher, student: Side, computed: int) -> None:
+    def __init__(self, terms: Sequence[Any], teacher: Teacher | StoredTeacher, student: Side, computed: int) -> None:
         super().__init__()
         self._teachers = [teacher]  # a list hides it from nn.Module
         self.terms: Any = nn.ModuleList(
@@ -410,7 +521,7 @@ class Distillation(nn.Module):
         return sorted({own for own, _ in pairs}), sorted({other for _, other in pairs})
 
     @property
-    def teacher(self) -> Teacher:
+    def teacher(self) -> Teacher | StoredTeacher:
         """The teacher."""
         return self._teachers[0]
 
@@ -433,30 +544,30 @@ class Distillation(nn.Module):
         keys = [key for key in ("value_range", "bands") if theirs and theirs.get(key) != state.get(key)]
         return [f"the teacher was trained with data.{key}={theirs.get(key)}, not {state.get(key)}" for key in keys]
 
-    def targets(self, image: torch.Tensor) -> Outputs:
-        """The teacher's outputs for a batch (B, C, H, W)."""
-        return self.teacher(image, self._teacher_levels, self._teacher_attention, self.needs_logits)
+    def targets(self, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        """The teacher's outputs for a batch."""
+        return self.teacher.targets(batch, self._teacher_levels, self._teacher_attention, self.needs_logits)
 
     def forward(
-        self, student: Outputs, image: torch.Tensor, own: Callable[[], dict[str, torch.Tensor]]
+        self, student: Outputs, batch: Mapping[str, torch.Tensor], own: Callable[[], dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
         """All losses by name, each times its weight.
 
         Args:
             student: outputs of the student.
-            image: (B, C, H, W), for the teacher.
+            batch: for the teacher: ``image`` (B, C, H, W), or what a store has added.
             own: computes the student's own losses.
         """
         losses = {name: self.label_weight * loss for name, loss in own().items()} if self.label_weight else {}
         terms = [term for term in self.terms if term.weight and term.needs]
-        targets = self.targets(image) if terms else Outputs()
-        with autocast_disabled(image.device.type):
+        targets = self.targets(batch) if terms else Outputs()
+        with autocast_disabled(batch["image"].device.type):
             for term in terms:
                 loss = term.weight * term(student, targets)
                 losses[term.name] = losses[term.name] + loss if term.name in losses else loss
         return losses
 
-    def similarity(self, student: Outputs, image: torch.Tensor) -> CosineSimilarity:
+    def similarity(self, student: Outputs, batch: Mapping[str, torch.Tensor]) -> CosineSimilarity:
         """The cosines of projected student and teacher for each image, of the first term of each part.
 
         Raises:
@@ -468,8 +579,8 @@ class Distillation(nn.Module):
                 "model.distillation: a student without head is measured by cosines of CLS token and patches; name "
                 "a FeatureMaps with part=cls and one with part=patches, if need be with weight: 0"
             )
-        targets = self.targets(image)
-        with autocast_disabled(image.device.type):
+        targets = self.targets(batch)
+        with autocast_disabled(batch["image"].device.type):
             cls, patches = (first[part].similarity(student, targets) for part in ("cls", "patches"))
         return CosineSimilarity(cls, patches)
 
@@ -477,7 +588,7 @@ class Distillation(nn.Module):
         """Compile the terms and the teacher in place."""
         for term in self.terms:
             term.compile(*args, **kwargs)
-        self.teacher.model.compile(*args, **kwargs)
+        self.teacher.compile(*args, **kwargs)
 
 
 def _missing(source: str | None) -> str:

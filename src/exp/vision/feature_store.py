@@ -1,6 +1,6 @@
 """A feature store: a folder of memory-mapped arrays, with their origin and the state of each image.
 
-    about.json             experiment, classes, fingerprint, number of images of each split
+    about.json             experiment, classes, fingerprint, number of images of each split, channels of every level
     <split>_cls.npy        (N, D), CLS tokens
     <split>_mean.npy       (N, D), means of the patches
     <split>_patches.npy    (N, h, w, D), with task.patches=true
@@ -12,6 +12,7 @@ Imports no torch, since the parent process reads ``about.json``, too.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -21,10 +22,19 @@ from exp.data.fingerprint import differences
 from exp.errors import ConfigError
 from exp.runs.files import read_json, write_json
 
-__all__ = ["DONE", "SKIPPED", "TO_DO", "FeatureStore"]
+__all__ = ["DONE", "SKIPPED", "TO_DO", "FeatureStore", "order_digest"]
 
 TO_DO, DONE, SKIPPED = range(3)
 _VERSION = 2
+
+
+def order_digest(samples: Any) -> list[Any]:
+    """A digest of the order of the images in the arrays, independent of the folder above the data."""
+    digest = hashlib.sha256()
+    for path, label in samples:
+        text = f"{Path(path).parent.name}/{Path(path).name}\0{'' if isinstance(label, str) else label}\n"
+        digest.update(text.encode("utf-8", "surrogateescape"))
+    return [len(samples), 0, digest.hexdigest()]
 
 
 class FeatureStore:

@@ -20,7 +20,7 @@ from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
-from exp.vision.feature_store import DONE, SKIPPED, TO_DO, FeatureStore
+from exp.vision.feature_store import DONE, SKIPPED, TO_DO, FeatureStore, order_digest
 from exp.vision.plots import Tile, contact_sheet, evenly_spaced, panels
 from exp.vision.predict import map_rank_shard, report_failures, resolve_inputs
 from exp.vision.raster import check_pixels
@@ -340,6 +340,7 @@ def _open_or_create(session: Session, data: Any, model: Any, splits: dict[str, A
         "experiment": config.name,
         "classes": list(data.classes),
         "patch_size": model.backbone.strides[0],
+        "channels": list(model.backbone.level_channels),
         "weights": OmegaConf.to_container(config.record.weights) or {"source": config.init_from},
         "fingerprint": fingerprint,
     }
@@ -367,17 +368,8 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         "dtype": config.task.feature_dtype,
     }
     files = {name: list(entry) for name, entry in (data.fingerprint() or {}).items()}
-    files.update({f"the list of {name}": _order_digest(dataset.samples) for name, dataset in splits.items()})
+    files.update({f"the list of {name}": order_digest(dataset.samples) for name, dataset in splits.items()})
     return {"weights": {"sha256": digest.hexdigest()}, "preprocessing": preprocessing, "data": files}
-
-
-def _order_digest(samples: Any) -> list[Any]:
-    """A digest of the order of the images in the arrays, independent of the folder above the data."""
-    digest = hashlib.sha256()
-    for path, label in samples:
-        text = f"{Path(path).parent.name}/{Path(path).name}\0{'' if isinstance(label, str) else label}\n"
-        digest.update(text.encode("utf-8", "surrogateescape"))
-    return [len(samples), 0, digest.hexdigest()]
 
 
 def _batch_arrays(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]:

@@ -194,6 +194,8 @@ class TeacherConfig:
     """A run, whose network is the teacher, or published weights of ``backbone``; null: ``sample_data``."""
     sample_data: Optional[str] = None
     """A run among the sample data that come with exp."""
+    store: Optional[str] = None
+    """Instead of a network: the folder in which task=features has stored the teacher's features of these data."""
     backbone: Any = field(default_factory=dict)
     """With published weights: the teacher's backbone, ``model/backbone@model.teacher.backbone=<choice>``."""
 
@@ -253,7 +255,7 @@ class ImageModelConfig:
     The number of classes and of channels comes from the data.
     """
 
-    paths: ClassVar[Sequence[str]] = ("teacher.init_from",)
+    paths: ClassVar[Sequence[str]] = ("teacher.init_from", "teacher.store")
     """Keys that are paths."""
 
     backbone: Any = field(default_factory=dict)

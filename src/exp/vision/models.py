@@ -18,7 +18,7 @@ from exp.models.dropout import Dropout
 from exp.vision import lora
 from exp.vision.backbones.base import Backbone, Features, Published
 from exp.vision.data.bands import color_positions
-from exp.vision.distillation import Distillation, Outputs, Side, Teacher, collect
+from exp.vision.distillation import Distillation, Outputs, Side, StoredTeacher, Teacher, collect
 from exp.vision.export import write_huggingface
 from exp.vision.heads import Head
 from exp.vision.keys import (
@@ -207,7 +207,11 @@ class ImageModel(Model):
         """
         if not self.config.distillation or self.distillation is not None:
             return
-        teacher = Teacher(self.config.teacher, self.backbone, self.band_names, str(vars(self.config)))
+        teacher: Any
+        if self.config.teacher.store:
+            teacher = StoredTeacher(self.config.teacher)
+        else:
+            teacher = Teacher(self.config.teacher, self.backbone, self.band_names, str(vars(self.config)))
         student = Side.of("model", self.backbone, self.has_head)
         self.distillation = Distillation(self.config.distillation, teacher, student, max(self.out_indices) + 1)
 
@@ -225,20 +229,20 @@ class ImageModel(Model):
         return [] if self.distillation is None else self.distillation.levels
 
     def _all_losses(
-        self, image: torch.Tensor, logits: torch.Tensor | None, distilled: Features,
+        self, batch: Mapping[str, Any], logits: torch.Tensor | None, distilled: Features,
         own: Callable[[], dict[str, torch.Tensor]],
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """The losses of the model, and of the distillation.
 
         Args:
-            image: (B, C, H, W).
+            batch: with ``image`` (B, C, H, W).
             logits: of the model; None: no term needs them.
             distilled: features of the levels that terms need.
             own: computes the losses by labels.
         """
         if self.distillation is None:
             return rename_single_loss(own())
-        return rename_single_loss(self.distillation(self._outputs(image, logits, distilled), image, own))
+        return rename_single_loss(self.distillation(self._outputs(batch["image"], logits, distilled), batch, own))
 
     def _outputs(self, image: torch.Tensor, logits: torch.Tensor | None, distilled: Features) -> Outputs:
         assert self.distillation is not None
@@ -374,19 +378,20 @@ class Encoder(ImageModel):
             )
         super().__init__(**keys)
         teacher = self.config.teacher
-        if teacher.backbone or run_folder_of(teacher.init_from) is not None:
+        has_store = teacher.store is not None and (Path(teacher.store) / "about.json").is_file()
+        if teacher.backbone or has_store or run_folder_of(teacher.init_from) is not None:
             self.prepare_training()  # for task=eval, too; without the teacher the features can still be used
         self.backbone.freeze_unused(self.out_indices)
 
     def forward(
-        self, image: torch.Tensor, mode: str = "tensor", **_: Any
+        self, image: torch.Tensor, mode: str = "tensor", **others: Any
     ) -> torch.Tensor | CosineSimilarity | dict[str, torch.Tensor]:
         """Features, their agreement with the teacher's, or the losses.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
-            **_: further keys of a batch.
+            **others: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: a :class:`CosineSimilarity`. ``"tensor"``:
@@ -396,10 +401,11 @@ class Encoder(ImageModel):
             return torch.cat(self.features(image).vectors(), dim=-1)
         self.prepare_training()  # or a message that there is no teacher
         features = self.features(image, self._distilled_levels)
+        batch = {"image": image, **others}
         if mode == "loss":
-            return self._all_losses(image, None, features, dict)
+            return self._all_losses(batch, None, features, dict)
         assert self.distillation is not None
-        return self.distillation.similarity(self._outputs(image, None, features), image)
+        return self.distillation.similarity(self._outputs(image, None, features), batch)
 
 
 class SceneClassifier(ImageModel):
@@ -425,7 +431,7 @@ class SceneClassifier(ImageModel):
         self.backbone.freeze_unused(self.out_indices)
 
     def forward(
-        self, image: torch.Tensor, label: torch.Tensor | None = None, mode: str = "tensor", **_: Any
+        self, image: torch.Tensor, label: torch.Tensor | None = None, mode: str = "tensor", **others: Any
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Scores of the classes, or their loss.
 
@@ -433,7 +439,7 @@ class SceneClassifier(ImageModel):
             image: (B, C, H, W), 0..255, uint8 or float.
             label: (B,), int64; for the loss.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
-            **_: further keys of a batch.
+            **others: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name; logits (B, K), float32, for the other modes.
@@ -441,7 +447,7 @@ class SceneClassifier(ImageModel):
         if mode != "loss":
             return self.scores(image)[0]
         logits, distilled = self.scores(image, self._distilled_levels)
-        return self._all_losses(image, logits, distilled, lambda: self.losses(logits, label))
+        return self._all_losses({"image": image, **others}, logits, distilled, lambda: self.losses(logits, label))
 
     def scores(self, image: torch.Tensor, levels: Sequence[int] = ()) -> tuple[torch.Tensor, Features]:
         """See :class:`ImageModel`; scores (B, K), float32."""
@@ -494,7 +500,7 @@ class Segmenter(ImageModel):
         sizes: Sequence[tuple[int, int]] | None = None,
         label_sizes: Sequence[tuple[int, int]] | None = None,
         mode: str = "tensor",
-        **_: Any,
+        **others: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Scores, labels or the loss.
 
@@ -504,7 +510,7 @@ class Segmenter(ImageModel):
             sizes: (height, width) of each image without its padding at right and bottom; None: no image is padded.
             label_sizes: (height, width) at which each image is predicted; None: those of the image.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
-            **_: further keys of a batch.
+            **others: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: labels (B, H, W), uint8, with windows and
@@ -512,7 +518,7 @@ class Segmenter(ImageModel):
             (B, K, H, W) of one pass.
         """
         if mode == "loss":
-            return self._losses(image, label)
+            return self._losses({"image": image, **others}, label)
         if mode == "predict":
             return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index, label_sizes)
         return self._logits(image)
@@ -526,8 +532,8 @@ class Segmenter(ImageModel):
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
         return self.scores(image)[0]
 
-    def _losses(self, image: torch.Tensor, label: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        auxiliary_indices = self.auxiliary_indices
+    def _losses(self, batch: Mapping[str, Any], label: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        image, auxiliary_indices = batch["image"], self.auxiliary_indices
         features = self.features(image, [*self.out_indices, *auxiliary_indices, *self._distilled_levels])
         main, further = features.split(len(self.out_indices))
         auxiliary, distilled = further.split(len(auxiliary_indices))
@@ -547,7 +553,7 @@ class Segmenter(ImageModel):
                     losses["loss_auxiliary"] = self.config.auxiliary_weight * self.auxiliary_loss(scores, label)
                 return losses
 
-            return self._all_losses(image, logits, distilled, own)
+            return self._all_losses(batch, logits, distilled, own)
 
     def _to_pixels(self, scores: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         """Interpolate (B, K, h', w') to the image that the backbone has padded, and crop to (B, K, H, W)."""

@@ -16,8 +16,7 @@ from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions, Units
 from exp.data.fingerprint import dataset_fingerprint, shortened
 from exp.errors import ConfigError, DataError
-from exp.hub import files_of
-from exp.runs.files import file_digest, write_json
+from exp.runs.files import write_json
 from exp.vision.data.dataset import NO_LABEL, ImageDataset
 from exp.vision.data.decode import image_size
 from exp.vision.data.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
@@ -89,7 +88,7 @@ class ImageData(Data):
     keys: type[ImageDataConfig]
     classes: list[str]
     palette: Sequence[tuple[int, ...]]
-    raw_arguments = ("layout",)
+    raw_arguments = ("layout", "sources")
     ignore_index: int
 
     def __init__(self, **keys: Any) -> None:
@@ -372,10 +371,9 @@ class ImageData(Data):
     def _use_teacher(self, session: Any, distillation: Any) -> None:
         """Check that a teacher fits the data, and record its weights, which a resumed training compares."""
         session.warn(*distillation.check_data(self.state_dict()))
-        distillation.teacher.load()
+        files = distillation.teacher.start(self)
         if session.distributed.is_main:
-            files = {path.name: file_digest(path) for path in files_of(distillation.teacher.path)}
-            self._record["teacher"] = files
+            self._record["teacher"] = files()
 
     def _fit_normalization(self, session: Any) -> None:
         self.normalization.inspect_bands()
@@ -432,8 +430,10 @@ class ImageData(Data):
 
     def metrics_by_source(self, metric: type[Any]) -> list[Metric]:
         """A metric for the samples of each source, if there are several."""
-        names = [source.name for source in self.sources] if len(self.sources) > 1 else []
-        return [SourceMetric(metric(self.classes), name, number) for number, name in enumerate(names)]
+        labeled = [(number, source) for number, source in enumerate(self.sources) if source.labeled]
+        return [
+            SourceMetric(metric(self.classes), source.name, number) for number, source in labeled * (len(labeled) > 1)
+        ]
 
     def ranking(self) -> SampleMetric | None:
         """The metric by which ``task=eval`` finds the worst and the best images; None: it draws none."""
@@ -541,6 +541,8 @@ class SegmentationData(ImageData):
     def build_mask_reader(self) -> Any:
         """See :class:`ImageData`."""
         for source in self.sources:
+            if not source.labeled:
+                continue
             index, masks = source.index, source.masks_for(self.classes)
             source.masks, self.hint = masks, f"; {masks.ignored_note}"
             if isinstance(masks, IndexMasks):
@@ -556,7 +558,7 @@ class SegmentationData(ImageData):
         """See :class:`ImageData`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         labels: set[int] = set()
         num_read, masks = 0, self.train.masks
-        for _, path in _evenly_spaced(samples):
+        for _, path in _evenly_spaced([sample for sample in samples if sample[1] is not None]):
             with contextlib.suppress(DataError):  # reported when the mask is loaded
                 labels.update(np.unique(masks.read(path)).tolist())
                 num_read += 1

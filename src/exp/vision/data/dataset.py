@@ -47,10 +47,11 @@ class ImageDataset(Dataset):
         skipped: True for samples that could not be used, bool (N,), shared with loader workers.
         draw: maps a position in an epoch, and the epoch, to the number of a sample; None: the position is the number.
         ends: for each source the number of the sample after its last; empty: there is one source.
+        stored: gives further arrays of a batch, by name, for numbers of samples: a teacher's features; None: none.
         blank: (C, H, W) of the image that replaces a skipped one if the batch has no other images.
 
     Args:
-        samples: pairs of an image path, and a class number or mask path.
+        samples: pairs of an image path, and a class number or mask path; None: there is no mask.
         read: reads an image file.
         pipeline: transforms of images and masks.
         config: keys of ``data``.
@@ -81,6 +82,7 @@ class ImageDataset(Dataset):
         self.mixer = mixer
         self.draw: Callable[[int, int], int] | None = None
         self.ends: Sequence[int] = ()
+        self.stored: Callable[[Sequence[int]], Mapping[str, np.ndarray]] | None = None
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
         self._cache: dict[int, Loaded] = {}
         self._cache_left = config.cache_mb * 2**20
@@ -110,6 +112,9 @@ class ImageDataset(Dataset):
                     seed_sample(self.config.seed, epoch, number)
                 samples.append(self._mixed_item(number, epoch))
         batch = self.collate(samples)
+        if self.stored is not None:
+            drawn = [number if self.draw is None else self.draw(number, epoch) for number, epoch in pairs]
+            batch.update({name: torch.from_numpy(values) for name, values in self.stored(drawn).items()})
         batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
         if self.ends and not self.needs_epoch:
             batch["source"] = [bisect.bisect_right(self.ends, number) for number, _ in pairs]
@@ -157,7 +162,7 @@ class ImageDataset(Dataset):
         image, missing = self.read.read_with_missing(path)
         if self.masks is None:
             return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
-        labels = self.masks.read(label)
+        labels = np.full(image.shape[:2], IGNORED, np.uint8) if label is None else self.masks.read(label)
         if labels.shape != image.shape[:2]:
             label_size, image_size = (f"{shape[1]}x{shape[0]}" for shape in (labels.shape, image.shape))
             raise DataError(f"{label} is {label_size} pixels, but its image {path} is {image_size}; make the mask anew")

@@ -71,12 +71,15 @@ class Layout(abc.ABC):
 
     Attributes:
         defines_classes: whether :meth:`find` returns classes; else masks need ``data.palette`` or ``data.classes``.
+        labeled: whether samples have labels. Of several sources, one without is for distillation: all of its images are
+            training images.
 
     Args:
         config: the keys of ``data``; keys of a custom layout are in ``config.layout``.
     """
 
     defines_classes = True
+    labeled = True
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -108,8 +111,6 @@ class ClassFolders(Layout):
 
     Keys: ``data.split_ratio``, without folders of splits; ``data.classes``, names in the order of their numbers.
     """
-
-    labeled = True
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""

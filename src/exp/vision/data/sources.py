@@ -16,6 +16,7 @@ import numpy as np
 from exp.data.fingerprint import shortened
 from exp.errors import DataError
 from exp.vision.data.bands import ImageReader, ReaderBySource
+from exp.vision.data.dataset import NO_LABEL
 from exp.vision.data.layouts import SampleIndex, build_layout, data_root, source_configs
 from exp.vision.data.masks import ColorMasks, IndexMasks
 
@@ -38,7 +39,8 @@ class Source:
         index: its samples; labels are numbers of its own classes until :func:`join_splits`.
         read: reads its images.
         class_map: its class -> a class of the data; None: ignored.
-        masks: reads its masks; None: samples have class numbers.
+        labeled: whether its samples have labels; else they are training images for distillation.
+        masks: reads its masks; None: samples have class numbers, or no labels.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Source:
     index: SampleIndex
     read: ImageReader
     class_map: Mapping[str, str | None]
+    labeled: bool = True
     masks: Any = None
 
     @property
@@ -103,7 +106,9 @@ def find_sources(config: Any) -> list[Source]:
     for name, keys, own in source_configs(config):
         root = data_root(own.root, own.sample_data, name)
         class_map = dict(keys.get("class_map") or {})
-        sources.append(Source(name, keys, own, root, build_layout(own).find(root), ImageReader(own), class_map))
+        layout = build_layout(own)
+        labeled = layout.labeled or own.layout == config.layout  # data that have no labels at all
+        sources.append(Source(name, keys, own, root, layout.find(root), ImageReader(own), class_map, labeled))
     return sources
 
 
@@ -111,14 +116,16 @@ def join_classes(sources: Sequence[Source], given: Sequence[str]) -> list[str]:
     """The classes of the data: those in the configuration, or all that the sources have, sorted."""
     if given or len(sources) == 1:
         return list(given or sources[0].index.classes)
-    names = [source.class_map.get(name, name) for source in sources for name in source.own_classes]
+    labeled = [source for source in sources if source.labeled]
+    names = [source.class_map.get(name, name) for source in labeled for name in source.own_classes]
     return sorted({name for name in names if name is not None})
 
 
 def join_splits(sources: Sequence[Source], classes: Sequence[str], labels: bool) -> dict[str, list[tuple[str, Any]]]:
     """The samples of each split, those of a source beside each other, in the order of the sources.
 
-    A source without a test split gives its validation split to both.
+    A source without a test split gives its validation split to both. One without labels gives all of its images to the
+    training, with ``NO_LABEL`` or None as label.
 
     Args:
         sources: all sources.
@@ -126,13 +133,21 @@ def join_splits(sources: Sequence[Source], classes: Sequence[str], labels: bool)
         labels: whether samples have numbers of classes, which become those of the data.
 
     Raises:
-        DataError: two sources have the same file.
+        DataError: two sources have the same file, or no source has labels.
     """
     if len(sources) == 1:
         return sources[0].index.splits
-    has_test = any("test" in source.index.splits for source in sources)
+    if not any(source.labeled for source in sources):
+        raise DataError("data.sources: none has labels, which validation needs; give one another layout")
+    has_test = any("test" in source.index.splits for source in sources if source.labeled)
     splits: dict[str, list[tuple[str, Any]]] = {split: [] for split in ("train", "val", *["test"] * has_test)}
     for source in sources:
+        if not source.labeled:
+            paths = sorted(path for members in source.index.splits.values() for path, _ in members)
+            source.index.splits = {split: [] for split in splits}
+            source.index.splits["train"] = [(path, NO_LABEL if labels else None) for path in paths]
+            splits["train"] += source.index.splits["train"]
+            continue
         own, numbers = source.index.splits, source.numbers_of(source.index.classes, classes) if labels else []
         for split, samples in splits.items():
             members = own.get(split, own["val"])

@@ -356,6 +356,8 @@ def count_labels(
     errors = []
     for row, samples in zip(counts, sources.values()):
         for _, label in samples[distributed.rank :: distributed.world_size]:
+            if label is None:
+                continue
             try:
                 labels = data.train.masks.read(label).ravel() if data.per_pixel else np.array([label])
             except DataError as error:
