@@ -28,7 +28,6 @@ from exp.hardware.compat import autocast_disabled
 from exp.hub import files_of
 from exp.models.dropout import Dropout
 from exp.runs.files import file_digest
-from exp.runs.folder import RunFolder
 from exp.vision.backbones.base import Backbone, Features
 from exp.vision.feature_store import SKIPPED, FeatureStore, order_digest
 from exp.vision.keys import TeacherConfig
@@ -293,7 +292,7 @@ class Teacher:
 
     def _of_run(self, folder: Path, arguments: dict[str, Any], user_text: str) -> Any:
         """The model of a run, as it was trained."""
-        config = load(RunFolder(folder).config)
+        config = load(folder / "config.yaml")
         mark_untrusted(config, user_text, groups=("model",))
         content = to_plain(config.model)
         target = resolve("model._target_", str(content.pop("_target_")), _MODEL)
