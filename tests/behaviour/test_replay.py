@@ -132,13 +132,13 @@ def test_a_bit_that_flips_once_names_the_rank_and_the_first_module_that_differs(
 @pytest.mark.extended
 @needs_replay
 def test_a_rank_that_is_always_wrong_is_found_by_its_neighbors(toy):
-    words = ["+model.rank=1", "+model.at=8", "+model.always=true"]
-    done = ran(toy, *RUN, REPLAY, "nproc=3", *words, "output_dir=three", code=1)
+    words = ["+model.rank=1", "+model.always=true"]
+    done = ran(toy, *RUN, REPLAY, "nproc=3", *words, "+model.at=8", "output_dir=three", code=1)
     assert "failed: rank 1 (cpu" in first_line(done)
     assert " or rank " not in first_line(done)
     assert "another result than its neighbors for step 6: first the output of faulty" in first_line(done)
     assert "step_00000002.pth is before that" in done.stderr
-    done = ran(toy, *RUN, REPLAY, "nproc=2", *words, "output_dir=two", code=1)
+    done = ran(toy, *RUN, REPLAY, "nproc=2", *words, "output_dir=two", code=1)  # from the first step on
     assert "rank 0 (cpu" in first_line(done)
     assert "or rank 1 (cpu" in first_line(done)
 

@@ -20,8 +20,9 @@ from exp.metrics import SampleMetric
 from exp.models.base import Model
 
 def sleeps(seconds, rank):
-    if seconds and dist.is_initialized() and dist.get_rank() == rank:
-        time.sleep(seconds)
+    # A negative number is for all ranks.
+    if seconds < 0 or seconds and dist.is_initialized() and dist.get_rank() == rank:
+        time.sleep(abs(seconds))
 
 class Rows(Dataset):
     def __init__(self, n, seconds=0.0):
@@ -75,7 +76,7 @@ RUN = [
     "model._target_=toys.Net", "max_steps=20", "max_epochs=null", "log_every=5", "global_batch_size=12", "plots=false",
     "sanity_check=false", "backend=cpu",
 ]  # fmt: skip
-SLOW = {"data": "+data.slow=0.02", "forward": "+model.forward=0.1", "backward": "+model.backward=0.1"}
+SLOW = {"data": "+data.slow=0.04", "forward": "+model.forward=0.2", "backward": "+model.backward=0.2"}
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_the_slow_rank_is_named_once_with_what_is_slow(toy, part):
 
 
 def test_no_rank_is_named_where_none_is_slow_or_only_one_trains(toy):
-    ran(toy, *RUN, "accumulate=2", "nproc=2", "output_dir=two")
+    ran(toy, *RUN, "accumulate=2", "nproc=2", "+model.forward=-0.1", "output_dir=two")
     assert named(toy.path("two")) == {}
     assert result(toy.path("two"))["rank_times"]["slow"] == result(toy.path("two"))["warnings"] == []
     ran(toy, *RUN, "+model.forward=0.01", "output_dir=one")

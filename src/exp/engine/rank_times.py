@@ -32,7 +32,7 @@ _SLOWER = 1.25  # than the median rank, in each interval
 _LEAST_SHARE = 0.1  # of a step: a smaller delay is not worth a warning
 _STANDARD_ERRORS = 3.0  # by which the difference of the means exceeds the limit: a busy machine delays ranks at random
 _WARM_UP_STEPS = 2  # kernels are chosen or compiled in the first; DDP arranges its buckets anew in the second
-_LEAST_STEPS = 5  # of an interval; shorter ones are joined
+_LEAST_STEPS, _LEAST_SECONDS = 5, 1.0  # of a rank's own in an interval; shorter ones are joined
 _MOST_STEPS = 64  # of an interval that are measured, the last ones
 
 
@@ -65,6 +65,10 @@ class RankTimes:
             self.parts = _PARTS[:1]
         elif self._event is not None and not backend.capabilities.pinned_memory:
             self.parts, self.unmeasured = _PARTS[1:], f"copies from pageable memory to {device} wait for its other work"
+        # Ranks may have cards of several kinds; only what all of them measure can be compared.
+        by_rank = session.distributed.gather((self.parts, self.unmeasured))
+        self.parts = tuple(part for part in self.parts if all(part in parts for parts, _ in by_rank))
+        self.unmeasured = next((reason for _, reason in by_rank if reason is not None), None)
         logger.info("measured of each rank's own time: %s; %s", ", ".join(self.parts), self.unmeasured or "all parts")
         self._calls = accumulate * len(self.parts)  # per step
         self._running: tuple[str, Any] | None = None
@@ -109,7 +113,7 @@ class RankTimes:
             self._warm_up -= 1
             for parameter in [each for each in self._hooks if each is not self._last]:
                 self._hooks.pop(parameter).remove()
-        elif len(self._step) == self._calls:
+        elif self._step and len(self._step) == self._calls:
             self._steps.append(self._step)
         self._step = []
 
@@ -154,7 +158,7 @@ class RankTimes:
             step: number of the step, for the report.
         """
         self._interval = self._interval + np.asarray(by_rank)
-        if self._interval[:, 0].min() < _LEAST_STEPS:
+        if self._interval[:, 0].min() < _LEAST_STEPS or self._interval[:, 2:].sum(1).max() < _LEAST_SECONDS:
             return []
         self._window.append((self._interval, step_seconds))
         self._sums, self._interval = self._sums + self._interval, 0.0
