@@ -216,8 +216,8 @@ def references() -> set[str]:
     return names
 
 
-FOREIGN_METHODS = {"is_group", "load_config", "manipulate_search_path", "on_broken_pipe"}
-"""Methods that Hydra and rich call."""
+FOREIGN_METHODS = {"_init_env", "is_group", "load_config", "manipulate_search_path", "on_broken_pipe"}
+"""Methods that Hydra, MMEngine and rich call."""
 
 
 def test_functions_and_classes_are_used_or_documented():

@@ -218,6 +218,11 @@ class Session:
             self.distributed.barrier()
         self.has_pending = False
 
+    def log_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Pass values to the trackers, on rank 0; returns at once."""
+        for reporter in self.reporters:
+            reporter.log(values, step)
+
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
         """Report the end of the run to the trackers, and print the run's address at each tracker."""
         for reporter in self.reporters:

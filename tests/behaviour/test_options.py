@@ -20,7 +20,6 @@ WRONG = {
         "schedule.param_scheduler[0].T_mex",
     ),
     "logger.trackers": (["logger=tensorboard", "+logger.trackers.tensorboard.foldr=x"], "tensorboard.foldr"),
-    "logger.vis_backends": (["logger.vis_backends=[{type:LocalVisBackend,save_dr:x}]"], "save_dir'"),
     "hooks": (["hooks=[{type:EMAHook,momentun:0.1}]"], "momentum'"),
     "metrics": (["metrics=[{_target_:exp.forecasting.metrics.ForecastMetrics,nonsense:1}]"], "metrics[0].nonsense"),
 }

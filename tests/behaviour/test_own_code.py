@@ -128,21 +128,19 @@ def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
     assert "  hidden: 3\n" in written
 
 
-def test_a_task_a_launcher_a_wrapper_and_a_logger_of_ones_own(exp, page, trained):
+def test_a_task_a_launcher_and_a_wrapper_of_ones_own(exp, page, trained):
     page(
         "add-a-task",
-        python=["my_task.py", "my_launcher.py", "my_wrapper.py", "my_logger.py"],
-        yaml=[f"my_conf/{file}.yaml" for file in ("task/noise", "launcher/nice", "wrapper/half", "logger/table")],
+        python=["my_task.py", "my_launcher.py", "my_wrapper.py"],
+        yaml=[f"my_conf/{file}.yaml" for file in ("task/noise", "launcher/nice", "wrapper/half")],
     )
-    own = ["launcher=nice", "launcher.niceness=3", "wrapper=half", "wrapper.options.bucket_cap_mb=50", "logger=table"]
+    own = ["launcher=nice", "launcher.niceness=3", "wrapper=half", "wrapper.options.bucket_cap_mb=50"]
     done = exp("--config-dir", "my_conf", *STEADY, *own, "nproc=2", "output_dir=run")
     assert done.returncode == 0, done.stderr
     assert exp.result("run")["wrapper"] == "half"
     assert losses(exp.path("run")) == pytest.approx(losses(trained("steady")), rel=1e-2)
     assert losses(exp.path("run")) != losses(trained("steady"))  # gradients of 16 bits lead elsewhere
     assert "niceness: 3" in (exp.path("run") / "config.yaml").read_text()
-    figures = (exp.path("run") / "table" / "figures.txt").read_text()
-    assert "test/mse" in figures
 
     noise = ["--config-dir", "my_conf", "task=noise", f"init_from={trained('forecast')}", "backend=cpu"]
     done = exp(*noise, "task.levels=[0.0,5.0]", "nproc=2", "output_dir=noise")

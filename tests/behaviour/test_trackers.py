@@ -21,6 +21,16 @@ needs_clients = pytest.mark.skipif(
     reason=f"no {CLIENTS}: make test-all installs the clients there, where Python is 3.10 or newer",
 )
 LINES = ["--config-dir", "my_conf", "logger=lines"]
+DRAWS = """
+import numpy as np
+from mmengine.hooks import Hook
+
+
+class Draws(Hook):
+    def after_val_epoch(self, runner, metrics=None):
+        runner.visualizer.add_scalar("mine/norm", 0.5, step=runner.iter)
+        runner.visualizer.add_image("mine/first image", np.zeros((8, 9, 3), np.uint8), step=runner.iter)
+"""
 
 
 @pytest.fixture
@@ -31,8 +41,12 @@ def lines(exp, page):
 
 
 def test_a_tracker_of_ones_own_receives_a_run_and_what_goes_on_with_it(exp, lines):
-    assert exp(*LINES, *TINY, "output_dir=run").returncode == 0
+    (exp.folder / "my_hook.py").write_text(DRAWS)
+    hook = ("plugins=[my_hook]", "hooks=[{type: my_hook.Draws}]")
+    assert exp(*LINES, *TINY, *hook, "plots=true", "output_dir=run").returncode == 0
     said = lines()
+    assert "4 mine/norm 0.5000" in said
+    assert (exp.path("run") / "plots" / "mine-first-image_4.png").is_file()
     assert said[0].startswith("run: lr 0.0005")
     assert [line.split()[:2] for line in said if "train/loss" in line] == [["2", "train/loss"], ["4", "train/loss"]]
     assert said[-1] == f"completed: {exp.result('run')['metric']:.4f}"

@@ -83,12 +83,10 @@ METRICS = [
 FUNCTION = "exp.config.command_line.nearest"
 KEYS = [
     (f"hooks=[{{type: {FUNCTION}}}]", "hooks[0].type"),
-    ("logger.vis_backends=[{type: LocalVisBackend, save_dir: /tmp/elsewhere}]", "logger.vis_backends[0].save_dir"),
     (f"hooks=[{{type: EMAHook, ema_type: {FUNCTION}}}]", "hooks[0].ema_type"),
     ("hooks=[{type: ProfilerHook, on_trace_ready: {type: tb_trace, dir_name: /tmp}}]", "hooks[0].on_trace_ready"),
     (f"optim.type={FUNCTION}", "optim.type"),
     (f"schedule.param_scheduler=[{{type: {FUNCTION}}}]", "schedule"),
-    (f"logger.vis_backends=[{{type: {FUNCTION}}}]", "logger.vis_backends[0].type"),
     *(
         (f"{part}._target_={FUNCTION}", f"{part}._target_")
         for part in ("model", "task", "backend", "launcher", "wrapper")

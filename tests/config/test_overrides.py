@@ -17,7 +17,7 @@ from tests.config.conftest import composed
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
 EVERYWHERE = [
     'backend.env={a: "6E1234"}', "backend.options={a: b}", "wrapper.options={a: b}", "optim.options={a: b}",
-    "schedule.param_scheduler=[{a: b}]", "logger.trackers={a: b}", "logger.vis_backends=[{a: b}]",
+    "schedule.param_scheduler=[{a: b}]", "logger.trackers={a: b}",
     'logger.requires=["6E1234"]', "reference.metrics={3: {a: 0.5}}", "metrics=[a,b]", "hooks=[{a: b}]", "plugins=[a,b]",
 ]  # fmt: skip
 SUBMITTED = ["launcher.setup=[a,b]", "launcher.extra={a: b}", "launcher.srun_args=[a,b]"]

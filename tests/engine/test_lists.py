@@ -14,7 +14,7 @@ from exp.config.resolve import class_names, to_plain
 from exp.config.schema import LauncherConfig
 from exp.config.sources import group_keys
 from exp.engine.build import build_data, build_evaluator, build_model
-from exp.engine.mmengine import build_hooks, build_vis_backends
+from exp.engine.mmengine import build_hooks
 from exp.engine.optim import build_optimizer
 from exp.engine.schedules import build_schedulers
 from exp.engine.wrapper import place_and_wrap
@@ -107,9 +107,6 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
     config.wrapper._target_ = config.optim.type = wrong
     config.logger.trackers = {"mine": {"_target_": wrong}}
 
-    def log(**backend):
-        build_vis_backends([OmegaConf.create(backend)], session.folder.path)
-
     calls = {
         "backend._target_": lambda: create_backend({"_target_": of_torch, "name": "mine"}),
         "launcher._target_": lambda: launcher_class(config),
@@ -119,8 +116,6 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
         "data._target_": lambda: build_data(session),
         "metrics[0]._target_": lambda: build_evaluator(session, points),
         "logger.trackers.mine._target_": lambda: start(config.logger, session.folder, print),
-        "logger.vis_backends[0]._target_": lambda: log(_target_=wrong),
-        "logger.vis_backends[0].type": lambda: log(type=wrong),
         "hooks[0].type": lambda: build_hooks([{"type": wrong}], "mse", False),
         "optim.type": lambda: build_optimizer(Noisy(), config.optim),
         "schedule.param_scheduler.type": lambda: build_schedulers([{"type": wrong}], make_runner()),

@@ -137,18 +137,15 @@ class ScheduleConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics are logged in addition to ``metrics.jsonl``: trackers, and MMEngine's visualization backends."""
+    """Trackers: where metrics and pictures go in addition to the run folder."""
 
     trackers: Dict[str, Any] = field(default_factory=dict)
     """Trackers by name, each {_target_: <path of a class>, <arguments>} (:class:`exp.trackers.base.Tracker`). Each
     receives the metrics of the run in a thread of rank 0."""
     patience_s: float = 30.0
     """How long the end of a run waits for a tracker that has not received everything, in seconds."""
-    vis_backends: List[Dict[str, Any]] = field(default_factory=list)
-    """Visualization backends: {type: <name>, <arguments>} for those of MMEngine, or {_target_: <path of a class>,
-    <arguments>} for the user's own."""
     requires: List[str] = field(default_factory=list)
-    """Packages that trackers and visualization backends need; checked before the run starts."""
+    """Packages that trackers need; checked before the run starts."""
 
 
 @dataclass

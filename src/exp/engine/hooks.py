@@ -110,7 +110,7 @@ class LossMeter:
 
 
 class MetricsHook(Hook):
-    """Reads the losses every ``log_every`` steps, and logs them to file, terminal, visualizer and trackers.
+    """Reads the losses every ``log_every`` steps, and logs them to file, terminal and trackers.
 
     All ranks read at the same steps, because the logged loss is the mean over all samples. Only rank 0 writes.
 
@@ -257,18 +257,17 @@ class MetricsHook(Hook):
             )
 
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], **others: Any) -> None:
-        """Append a line to ``metrics.jsonl``; pass values to trackers, and to what MMEngine's classes share.
+        """Append a line to ``metrics.jsonl``; pass values to trackers, and to MMEngine's message hub.
 
         ``others``, unless they are empty, are for the file alone.
         """
         scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
-        runner.share_scalars(split, scalars, step)
+        runner.share_scalars(split, scalars)
         if runner.distributed_group.is_main:
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
             with self.path.open("a", encoding="utf-8") as file:  # closed, so that other machines see the line (NFS)
                 file.write(to_json({**record, **{key: other for key, other in others.items() if other}}) + "\n")
-            for reporter in runner.session.reporters:
-                reporter.log({name: float(value) for name, value in scalars.items()}, step)
+            runner.session.log_scalars({name: float(value) for name, value in scalars.items()}, step)
 
 
 def _nan_hint(batch: Any) -> str:

@@ -1,4 +1,4 @@
-"""Classes of MMEngine's registries: hooks, visualization backends, and the logger of a run.
+"""Classes of MMEngine's registries: hooks and the logger of a run; and what such classes find in their runner.
 
 MMEngine's registries import any dotted path, and, for a plain name that is not registered, any module of that name. So
 names are checked here before MMEngine gets them. Most of MMEngine's hooks run unchanged. The hooks below replace those
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import mmengine.hooks
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
-from mmengine.registry import HOOKS, MODEL_WRAPPERS, MODELS, VISBACKENDS, DefaultScope, Registry
+from mmengine.registry import HOOKS, MODEL_WRAPPERS, MODELS, DefaultScope, Registry
 from mmengine.runner import get_priority
 from mmengine.utils import ManagerMixin
 from mmengine.visualization import BaseVisBackend, Visualizer
@@ -26,8 +26,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from exp.config.check import UNSUPPORTED_HOOKS, unsupported_hook_message
-from exp.config.resolve import check_arguments, create, instantiate, resolve, without_scope
+from exp.config.resolve import check_arguments, instantiate, resolve, without_scope
 from exp.engine.checkpoint.writer import plain_copy
+from exp.engine.result import write_picture
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, UnavailableError, nearest, qualified_name
 from exp.models.base import has_user_part
@@ -94,12 +95,43 @@ def check_monitor(owner: str, monitor: str, names: Sequence[str]) -> None:
         )
 
 
+class _ToTrackers(BaseVisBackend):
+    """The only backend of the visualizer: scalars go to the trackers, pictures to ``plots/``, as those of the run do.
+
+    Args:
+        session: the session of rank 0.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def experiment(self) -> Session:
+        """The session."""
+        return self.session
+
+    def _init_env(self) -> None:
+        """There is nothing to prepare."""
+
+    def add_scalar(self, name: str, value: Any, step: int = 0, **_: Any) -> None:
+        """Pass a scalar to the trackers."""
+        self.add_scalars({name: value}, step)
+
+    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, *_: Any, **__: Any) -> None:
+        """Pass scalars to the trackers."""
+        self.session.log_scalars({name: float(value) for name, value in scalar_dict.items()}, step)
+
+    def add_image(self, name: str, image: Any, step: int = 0, **_: Any) -> None:
+        """Write a picture (H, W, 3), RGB, to ``plots/<name>_<step>.png``; trackers get it at the end of the run."""
+        write_picture(self.session, f"plots/{re.sub('[^A-Za-z0-9_.-]+', '-', name)}_{step}.png", image)
+
+
 class _Visualizer(Visualizer):
     """MMEngine's visualizer, made at its first use: it makes a figure, so it imports matplotlib."""
 
-    def __init__(self, name: str, config: Callable[[], Config], **options: Any) -> None:
+    def __init__(self, name: str, **options: Any) -> None:
         ManagerMixin.__init__(self, name)
-        self._config, self._options = config, options
+        self._options = options
 
     def __getattr__(self, name: str) -> Any:
         """Make the visualizer when an attribute is missing that it has then."""
@@ -107,7 +139,6 @@ class _Visualizer(Visualizer):
         if options is None:
             raise AttributeError(f"{type(self).__name__} has no {name}")
         super().__init__(self.instance_name, **options)
-        self.add_config(self._config())
         return getattr(self, name)
 
 
@@ -148,8 +179,7 @@ class RunnerInterface:
 
     Attributes:
         shares_state: whether message hub, visualizer, scope and configuration are kept for classes of MMEngine's: if
-            there are hooks, plugins, a model or visualization backends of the user's. Nobody else reads them.
-        vis_backends: the visualization backends of the configuration, on rank 0.
+            there are hooks, plugins or a model of the user's. Nobody else reads them.
     """
 
     launcher = "none"
@@ -163,19 +193,15 @@ class RunnerInterface:
     train_loop: TrainLoop
 
     def share_with_mmengine(self, hooks: Sequence[Hook]) -> None:
-        """Make what MMEngine's classes share, if a class of the user's may ask for it; builds visualization backends.
+        """Make what MMEngine's classes share, if a class of the user's may ask for it.
 
         Args:
             hooks: the user's hooks.
-
-        Raises:
-            ConfigError: a visualization backend is unknown, or does not take its settings.
         """
-        config, bare, is_main = self.session.config, unwrapped(self.model), self.session.distributed.is_main
+        bare = unwrapped(self.model)
         self.hooks: list[Hook] = []
         self._dispatch: dict[str, list[Any]] = {}
-        self.vis_backends = build_vis_backends(config.logger.vis_backends, Path(self.work_dir)) if is_main else []
-        self.shares_state = bool(hooks or config.plugins or self.vis_backends) or has_user_part(bare)
+        self.shares_state = bool(hooks or self.session.config.plugins) or has_user_part(bare)
         if not self.shares_state:
             return
         # Made now, since MMEngine's classes ask for the current instance.
@@ -204,13 +230,13 @@ class RunnerInterface:
 
     @functools.cached_property
     def visualizer(self) -> Visualizer:
-        """Writes scalars and pictures to the visualization backends."""
-        options = {"vis_backends": self.vis_backends or None, "save_dir": self.work_dir}
-        visualizer: Visualizer = _Visualizer.get_instance(self.experiment_name, config=lambda: self.cfg, **options)
+        """Takes scalars and pictures of hooks; those of rank 0 are kept."""
+        backends = [_ToTrackers(self.session)] if self.session.distributed.is_main else None
+        visualizer: Visualizer = _Visualizer.get_instance(self.experiment_name, vis_backends=backends)
         return visualizer
 
-    def share_scalars(self, split: str, scalars: Mapping[str, float], step: int) -> None:
-        """Pass the values of a log line to the visualization backends, and those of training to the message hub.
+    def share_scalars(self, split: str, scalars: Mapping[str, float]) -> None:
+        """Pass the values of a log line of training to the message hub.
 
         If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
         """
@@ -218,8 +244,6 @@ class RunnerInterface:
             for name, value in scalars.items():
                 self.message_hub.log_scalars.setdefault(name, HistoryBuffer(max_length=_HISTORY_LENGTH))
                 self.message_hub.update_scalar(name, value, resumed=False)
-        if self.vis_backends:
-            self.visualizer.add_scalars(scalars, step=step)
 
     def message_hub_state(self) -> dict[str, Any]:
         """The state of the user's hooks in the message hub, as far as it is plain data, for checkpoints."""
@@ -390,40 +414,3 @@ def build_hooks(
             check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
         hooks.append(hook)
     return hooks
-
-
-def build_vis_backends(configs: Sequence[Any], folder: Path) -> list[Any]:
-    """Make visualization backends (``logger.vis_backends``).
-
-    Args:
-        configs: each has ``_target_``, or ``type`` (a registered name or a dotted path), and arguments.
-        folder: the run folder.
-
-    Raises:
-        ConfigError: a class is not a visualization backend, does not take its arguments, or would write outside the run
-            folder; the message has the key.
-        UnavailableError: the module of a class cannot be imported.
-    """
-    backends: list[Any] = []
-    for number, config in enumerate(configs):
-        key = f"logger.vis_backends[{number}]"
-        content: Any = OmegaConf.to_container(config, resolve=True)
-        _check_paths(key, content, folder)
-        if "_target_" in content:
-            backends.append(create(content, BaseVisBackend, key))
-            continue
-        content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
-        name = str(content.pop("type", None))
-        backends.append(instantiate(lookup_class(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
-    return backends
-
-
-def _check_paths(key: str, value: Any, folder: Path) -> None:
-    """Refuse a path outside the run folder, since somebody else may have written the configuration."""
-    if isinstance(value, (dict, list)):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
-    elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
-        path = folder / Path(value.partition("file:")[2] or value).expanduser()
-        if folder not in Path(os.path.normpath(path)).parents:
-            raise ConfigError(f"{key}={value} is outside the run folder; use a path below ${{output_dir}}")

@@ -77,8 +77,6 @@ def train(
         if rate_warning is not None:  # printed below the table of metrics
             data_entries["warnings"] = [*data_entries.get("warnings", ()), rate_warning]
         draw_pictures(session, lambda: training_pictures(session, trainer.model, evaluator))
-        for backend in trainer.vis_backends:
-            backend.close()
         speed = metrics_hook.samples / metrics_hook.train_seconds if metrics_hook.train_seconds else None
         # Read now, since throughput() below also allocates memory.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
