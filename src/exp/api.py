@@ -14,14 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.cli import RUNS_FILE_VARIABLE
 from exp.config.check import has_weights
 from exp.config.compose import load
 from exp.config.resolve import class_names, create, mark_untrusted, trust_packages
-from exp.console import errors_in
 from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
+from exp.runs.job import NOTE_VARIABLE
 from exp.worker.processes import START
 
 if TYPE_CHECKING:
@@ -186,13 +185,13 @@ def run(overrides: Sequence[str] = ()) -> Any:
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in arguments):
         raise ConfigError(f"exp.run takes a list of overrides, strings as on the command line, and not {overrides!r}")
     with tempfile.TemporaryDirectory() as folder:
-        note = Path(folder, "runs.json")
-        code, reason = _run_command(
-            [sys.executable, "-c", START, "exp", *arguments], {**os.environ, RUNS_FILE_VARIABLE: str(note)}
-        )
+        file = Path(folder, "note.json")
+        code = _run_command([sys.executable, "-c", START, "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(file)})
+        note = read_json(file) or {"runs": [], "error": None}
         if code != 0:
+            reason = f": {note['error']}" if note["error"] else ""
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
-        runs = [open_run(path) for path in read_json(note) or ()]
+        runs = [open_run(path) for path in note["runs"]]
     if len(runs) < 2 and not {"-m", "--multirun", "task=report"} & {*arguments}:
         return runs[0] if runs else None
     try:
@@ -201,21 +200,15 @@ def run(overrides: Sequence[str] = ()) -> Any:
         return runs
 
 
-def _run_command(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Run a command, and print its output by Python, so that a notebook shows it, too.
-
-    Returns:
-        The exit code, and ``: <first line of the last error>``; empty if the command reported no error.
-    """
+def _run_command(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command, print its output by Python, so that a notebook shows it, too, and return the exit code."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     process: Any = subprocess.Popen(command, env=environment, **pipes)
-    reason = ""
     try:
         for line in process.stdout:
             sys.stdout.write(line)
-            for error in errors_in(line):
-                reason = f": {error}"
-        return process.wait(), reason
+        code: int = process.wait()
+        return code
     finally:
         if process.poll() is None:
             process.terminate()

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -37,17 +37,14 @@ from exp.launcher.execute import execute
 from exp.launcher.freeze import compose_run, validate_run
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
+from exp.runs.job import NOTE_VARIABLE
 from exp.task import ParentTask, create_task, rerun_command, task_class
 from hydra_plugins import exp_sweeps  # not its class, which Hydra's search makes anew if exp is installed
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["RUNS_FILE_VARIABLE", "main"]
-
-RUNS_FILE_VARIABLE = "EXP_NOTE"
-"""Environment variable with the path of a JSON file, to which the command writes its run folders for
-:func:`exp.api.run`."""
+__all__ = ["main"]
 
 
 def main() -> int:
@@ -56,18 +53,17 @@ def main() -> int:
     if os.environ.get("PYTHONPATH"):  # relative paths would lead elsewhere in a child that starts in another folder
         paths = os.environ["PYTHONPATH"].split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
-    runs_file = os.environ.pop(RUNS_FILE_VARIABLE, None)
-    code = EXIT_OK
-    runs: list[Path] = []
+    note = os.environ.pop(NOTE_VARIABLE, None)
+    ended = _End(EXIT_OK)
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
     user.sweep, started = None, False
 
     def job(config: ExpConfig) -> None:
-        nonlocal code, runs, error, started
+        nonlocal ended, error, started
         started = True
         try:
-            code, runs = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
+            ended = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
         except Exception as caught:  # noqa: BLE001 - reported below, since Hydra would print a line of its own
             error = caught
 
@@ -94,10 +90,24 @@ def main() -> int:
         os.environ["HYDRA_FULL_ERROR"] = full_error
     if user.sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else user.sweep.translate_error(error)
-        code, runs = user.sweep.close(rerun_command)
-    if runs_file is not None:
-        write_json(Path(runs_file), list(map(str, runs)))
-    return code if error is None else _report(error, bool(full_error), usage=not started)
+        ended = _End(*user.sweep.close(rerun_command))
+    try:
+        if error is not None:
+            code, text = _report(error, bool(full_error), usage=not started)
+            ended = _End(code, ended.runs, text)
+    finally:
+        if note is not None:
+            first_line = ended.error and ended.error.partition("\n")[0]
+            write_json(Path(note), {"runs": [str(path) for path in ended.runs], "error": first_line})
+    return ended.code
+
+
+class _End(NamedTuple):
+    """How a command ended: its exit code, its run folders, and the text of the last error that it has printed."""
+
+    code: int
+    runs: Sequence[Path] = ()
+    error: str | None = None
 
 
 def _check_folder() -> None:
@@ -129,11 +139,10 @@ def _parse(arguments: list[str]) -> Options | None:
     return options
 
 
-def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path]]:
+def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> _End:
     """Freeze and launch the run, or run a task that needs no workers.
 
-    Returns:
-        The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
+    Its run folders are the run's own, if it was written, or those that the task has compared.
     """
     compose.check_not_empty("output_dir", config.output_dir)
     cls = task_class(config)
@@ -141,19 +150,20 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         compose.replace_dict_overrides(config, overrides)
         config = compose.typed(config)
         task: Any = create_task(cls, config.task)
-        code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
+        code, folder, text = task.run_in_parent(config, overrides), RunFolder(config.output_dir), None
         if task.runs:
-            return code, [*task.runs]
+            return _End(code, task.runs)
     else:
         config = compose_run(config, overrides, cls)
         classes = Classes(cls, launcher_class(config))
         classes.launcher.adopt_rank_environment(config, overrides)
         run = validate_run(config, overrides, classes)
-        code, folder = execute(run, tracebacks).exit_code, run.folder
-    return code, [folder.path] * folder.config.is_file()
+        outcome, folder = execute(run, tracebacks), run.folder
+        code, text = outcome.exit_code, outcome.reported
+    return _End(code, [folder.path] * folder.config.is_file(), text)
 
 
-def _report(error: BaseException, full: bool, usage: bool = False) -> int:
+def _report(error: BaseException, full: bool, usage: bool = False) -> tuple[int, str | None]:
     """Report on stderr the error that has ended a command; an unexpected error is raised again, with its traceback.
 
     Args:
@@ -162,10 +172,10 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         usage: whether nothing had been started when the error was raised.
 
     Returns:
-        The exit code.
+        The exit code, and the text; None: a signal, which is no error.
     """
     if not isinstance(error, Exception):
-        return (error if isinstance(error, SignalReceived) else SignalReceived()).report()
+        return (error if isinstance(error, SignalReceived) else SignalReceived()).report(), None
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     exp_error = explain_error(error) if is_composition_error(error) else as_exp_error(error, usage=usage)
@@ -175,4 +185,4 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     console.error(str(message))
     if exp_error is None:
         print(user_traceback(error), end="", file=sys.stderr)  # noqa: T201
-    return EXIT_FAILED if exp_error is None else exp_error.exit_code
+    return EXIT_FAILED if exp_error is None else exp_error.exit_code, str(message)

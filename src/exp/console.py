@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "display_path", "error", "errors_in", "format_bytes", "format_flops", "format_metric", "make_console", "printable",
+    "display_path", "error", "format_bytes", "format_flops", "format_metric", "make_console", "printable",
     "redirect_to_devnull", "stdout_errors", "warn",
 ]  # fmt: skip
 
 # Control characters except tab and newline, characters that change the direction of text, and lone surrogates.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_ERROR = re.compile(r"^error: (.*(?:\n +.*)*)", re.MULTILINE)
 
 
 def make_console() -> Console:
@@ -115,11 +114,6 @@ def warn(message: str) -> None:
 def error(message: str) -> None:
     """Write an error to stderr: the first line says what is wrong, further lines give details."""
     _write(sys.stderr, f"error: {message}\n")
-
-
-def errors_in(output: str) -> list[str]:
-    """The errors, each with its details in further lines, that :func:`error` has printed in the output of a process."""
-    return _ERROR.findall(output)
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from exp.config.resolve import user
-from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
-from exp.runs.job import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.runs.files import read_json
+from exp.runs.job import NOTE_VARIABLE, PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.worker.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ChildEnd(NamedTuple):
     Attributes:
         code: exit code of the child, negative if a signal killed it. If this process received a signal, the exit code
             with which this process should end.
-        why: first line of the last error that the child printed; otherwise the exit code or the signal, as text.
+        why: first line of the last error that the child has printed; otherwise the exit code or the signal, as text.
         interrupted_by: name of the signal that this process received, and for which it ended the child; None: none.
     """
 
@@ -63,11 +63,11 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
     """
     job_marker = secrets.token_hex(8)
     signals: list[int] = []
-    environment = {**os.environ, JOB_VARIABLE: job_marker}
+    note = output.with_suffix(".note.json")
+    environment = {**os.environ, JOB_VARIABLE: job_marker, NOTE_VARIABLE: str(note)}
     environment.pop("HYDRA_FULL_ERROR", None)  # exp's command line sets it for this process only
     deadline, child_args = time.monotonic() + limit_s, (str(os.getpid()), *config_dir_args(), *arguments)
     with handle_signals(lambda number, _: signals.append(number), more_follows=True), output.open("ab") as log:
-        log_start = log.tell()
         process = start_module("exp.checks.child", *child_args, environment=environment, stdout=log, stderr=log)
         try:
             while process.poll() is None and not signals and time.monotonic() < deadline:
@@ -79,9 +79,10 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
                     process.wait(_GRACE_S)
             kill_job(job_marker)
             code = process.wait()
-    printed = output.read_bytes()[log_start:].decode(errors="replace").replace("\r", "\n")
     why = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-    why = [why, *errors_in(printed)][-1].partition("\n")[0]
+    if note.exists():
+        why = read_json(note)["error"] or why
+        note.unlink()
     if signals:
         code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
     return ChildEnd(code, why, signal_name(signals[0]) if signals else None)

@@ -23,7 +23,8 @@ from exp.errors import (
     format_user_error,
     is_about_shapes,
     raised_by_user_code,
-    typed_message,
+    typed_line,
+    user_error_lines,
 )
 from exp.runs.heartbeat import Stage, report_stage
 
@@ -247,7 +248,7 @@ class EvalLoop:
             targets = ", ".join(
                 f"{key} {tuple(value.shape)}" for key, value in batch.items() if hasattr(value, "shape")
             )
-            cause, *_ = (format_user_error(error) or typed_message(error)).splitlines()
+            cause = (user_error_lines(error) or [typed_line(error)])[0]
             mismatch = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause}"
         if mismatch is not None:
             raise ConfigError(

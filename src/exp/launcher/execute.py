@@ -134,7 +134,8 @@ def report_outcome(run: FrozenRun, outcome: Outcome) -> int:
         rank, kind, message = outcome.failures[0].rank, outcome.failures[0].type, str(outcome.failures[0].error)
     if message is not None:
         record["error"] = {"rank": rank, "type": kind, "message": message}
-    console.error(text + _record_end(run, record, outcome))
+    outcome.reported = text + _record_end(run, record, outcome)
+    console.error(outcome.reported)
     return outcome.exit_code
 
 

@@ -35,6 +35,7 @@ class Outcome:
         still_running: whether the run still goes on, without anybody waiting for it here.
         detail: what went wrong, if it was not the failure of a rank.
         unkillable: ids of processes that survived SIGKILL.
+        reported: the text of the error, once it was printed.
     """
 
     exit_code: int = EXIT_OK
@@ -47,6 +48,7 @@ class Outcome:
     still_running: bool = False
     detail: str | None = None
     unkillable: list[int] = field(default_factory=list)
+    reported: str | None = None
 
     @classmethod
     def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:

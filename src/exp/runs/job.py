@@ -26,13 +26,17 @@ from typing import Callable, Iterable, Iterator
 from exp.errors import ConfigError, RunError
 
 __all__ = [
-    "ENDING_FLAG", "ENDING_SIGNALS", "HEARTBEATS_FILE", "NODE_CONFIG", "PREEMPTED_FILE", "PREEMPT_FLAG",
-    "PREEMPT_SIGNAL", "RUN_FOLDER_FILE", "SCRATCH_VARIABLE", "block_signals", "ensure_socket_folder", "handle_signals",
-    "set_socket_folder", "signal_name",
+    "ENDING_FLAG", "ENDING_SIGNALS", "HEARTBEATS_FILE", "NODE_CONFIG", "NOTE_VARIABLE", "PREEMPTED_FILE",
+    "PREEMPT_FLAG", "PREEMPT_SIGNAL", "RUN_FOLDER_FILE", "SCRATCH_VARIABLE", "block_signals", "ensure_socket_folder",
+    "handle_signals", "set_socket_folder", "signal_name",
 ]  # fmt: skip
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable with the path of the job's private folder on this node."""
+
+NOTE_VARIABLE = "EXP_NOTE"
+"""Environment variable with the path of a JSON file, to which a command writes how it ended, for the process that has
+started it: ``runs``, its run folders, and ``error``, the first line of the last error that it has printed, or null."""
 
 HEARTBEATS_FILE = "beats"
 """File in the job's private folder with the heartbeats of its workers."""

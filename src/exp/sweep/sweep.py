@@ -115,12 +115,16 @@ class SweepDisplay(ProgressDisplay):
     Args:
         jobs: jobs of the batch to run; ``number`` in the methods is the index in this list.
         common: overrides that all jobs have, which titles leave out.
+
+    Attributes:
+        error: the last error that was printed; None: there was none.
     """
 
     def __init__(self, jobs: Sequence[Job], common: Collection[str]) -> None:
         super().__init__()
         self.jobs, self._common_overrides = jobs, common
         self._ended = self._failed = 0
+        self.error: str | None = None
 
     def state(self, number: int, text: str) -> None:
         """Show the state of a running job, below counts of all; only on a terminal."""
@@ -152,7 +156,8 @@ class SweepDisplay(ProgressDisplay):
     def failed(self, job: Job, text: str) -> None:
         """Print the error of a job."""
         self._failed += 1
-        console.error(f"{job.title(self._common_overrides)}: {text}")
+        self.error = f"{job.title(self._common_overrides)}: {text}"
+        console.error(self.error)
 
 
 class Sweep:
@@ -167,6 +172,7 @@ class Sweep:
 
     Attributes:
         received: the signal that has ended the jobs of a batch on this machine.
+        error: the last error of a job that was printed; None: there was none.
         runs: the runs that can be compared, by folder, as of the last batch.
     """
 
@@ -181,6 +187,7 @@ class Sweep:
         self.started = time.monotonic()
         self.in_batch = self.dry_run = self.launched = False
         self.received: int | None = None
+        self.error: str | None = None
         self.runs: dict[Path, Run] = {}
         self._runs_not_in_table = 0  # runs read that ``sweep.csv`` lacks
         self._common_overrides: set[str] = set()
@@ -299,6 +306,7 @@ class Sweep:
                 outcomes = dict(enumerate(launcher.launch_all(runs, display, self.folder / "slurm")))
             else:
                 outcomes, self.received = run_locally(runs, self.settings.parallel_jobs, display)
+        self.error = display.error or self.error
         for number, job in enumerate(jobs):
             job.run.release()
             job.outcome = outcomes.get(number)
@@ -369,7 +377,7 @@ class Sweep:
         summary = f"{type(error).__name__}: {message}"
         return error_type(f"the sweeper has ended the sweep: {summary}; see hydra.sweeper.*")
 
-    def close(self, rerun_command: Callable[..., str]) -> tuple[int, list[Path]]:
+    def close(self, rerun_command: Callable[..., str]) -> tuple[int, list[Path], str | None]:
         """End the sweep after its last batch: release the lock, print the table, write the report.
 
         Args:
@@ -377,12 +385,13 @@ class Sweep:
                 (:func:`exp.task.rerun_command`).
 
         Returns:
-            The exit code (that of the error, if one has ended the sweep), and the run folders. Exit code 0: no job
-            failed; 75: jobs were preempted, and none failed; the common code if all jobs failed with the same one;
-            otherwise 1.
+            The exit code (that of the error, if one has ended the sweep), the run folders, and the last error that was
+            printed. Exit code 0: no job failed; 75: jobs were preempted, and none failed; the common code if all jobs
+            failed with the same one; otherwise 1.
         """
         lock_error = self.lock.check()
         if lock_error is not None:
+            self.error = lock_error
             console.error(lock_error)
         codes = {EXIT_OK if job.outcome is None else job.outcome.exit_code for job in self.jobs}
         failed = codes - {EXIT_OK}
@@ -397,7 +406,7 @@ class Sweep:
         self.lock.release()
         if not refused:
             self._report(rerun_command)
-        return code, _run_folders(self.folder)
+        return code, _run_folders(self.folder), self.error
 
     def _report(self, rerun_command: Callable[..., str]) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
