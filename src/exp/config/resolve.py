@@ -245,14 +245,7 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...], functions:
     """
     check_target(key, path)
     module, _, name = path.rpartition(".")
-    try:
-        imported: Any = importlib.import_module(module)
-    except Exception as error:  # the import of a user's module may raise anything
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise _no_module(key, path, str(error.name)) from error
-        raise UnavailableError(
-            f"{key}={path}: the module {module} does not import ({type(error).__name__}: {error})"
-        ) from error
+    imported = _import(key, path, module)
     if not hasattr(imported, name):
         raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(imported))}")
     cls = getattr(imported, name)
@@ -274,6 +267,18 @@ def _is_user_function(path: str, value: Any) -> bool:
         return inspect.isroutine(value) and not name.startswith("_")
     top = path.partition(".")[0]
     return inspect.isfunction(value) and top not in _FRAMEWORKS and value.__module__.partition(".")[0] == top
+
+
+def _import(key: str, path: str, module: str) -> Any:
+    """Import the ``module`` of a name that the user has chosen; raises as :func:`resolve` does."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # the import of a user's module may raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise _no_module(key, path, str(error.name)) from error
+        raise UnavailableError(
+            f"{key}={path}: the module {module} does not import ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _no_module(key: str, path: str, name: str) -> ConfigError:
@@ -459,10 +464,5 @@ def import_plugins(plugins: Sequence[str]) -> None:
     """
     for name in plugins:
         if find_user_module(name) is None:
-            raise ConfigError(f"plugins: there is no module {name}", "is its folder on PYTHONPATH?")
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # importing somebody's module may raise anything
-            raise UnavailableError(
-                f"plugins: the module {name} does not import ({type(error).__name__}: {error})"
-            ) from error
+            raise _no_module("plugins", name, name)
+        _import("plugins", name, name)

@@ -27,7 +27,7 @@ TAIL_BYTES = 2**16
 """Bytes at the end of ``metrics.jsonl`` that :func:`last_progress` reads; they have many records."""
 _RECORD_FILES = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
 _END_CLAIM = "recorded"  # a file in ``logs``
-_LOG_DIRS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
+_LOG_DIRS = {"logs", "slurm", "tensorboard", "trackers"}
 _OUTPUTS = (  # files of exp's own tasks; without logs, since a new start appends to them
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "metrics.jsonl", "metrics_*.csv",
     "parity.json", "plots", "predictions", "reference", "tensorboard", "tested", "trace.npz", "trackers",
