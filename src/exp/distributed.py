@@ -11,13 +11,15 @@ it is used only if the configuration asks for it or allows it. Every rank logs i
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import random
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,7 +29,13 @@ from torch import nn
 
 from exp.errors import ConfigError, ExpError, RunError, UnavailableError
 from exp.hardware.backend import PROCESS_GROUP_VARIABLE, Collectives, device_backend
-from exp.hardware.compat import TORCH_VERSION, plain_attention, supports_compilation, supports_portable_operators
+from exp.hardware.compat import (
+    TORCH_VERSION,
+    plain_attention,
+    supports_compilation,
+    supports_gradient_hooks,
+    supports_portable_operators,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -62,7 +70,9 @@ class Distributed:
     process_group: str = "none"
 
     @classmethod
-    def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
+    def create(
+        cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta, mixed: bool = False
+    ) -> Distributed:
         """Make the process group of ``backend``, and a gloo group for CPU values unless it has one beside the device's.
 
         Args:
@@ -71,11 +81,16 @@ class Distributed:
             rank: global rank of this process.
             world_size: number of processes.
             timeout: of all collectives.
+            mixed: whether ranks may have other backends: then tensors of every device go through the CPU.
 
         Raises:
             UnavailableError: the device's collectives are missing on a rank, and no fallback is allowed.
         """
-        fallback = negotiate_fallback(backend, store, rank, world_size)
+        if mixed:
+            used = {"wanted": backend.collectives.process_group, "used": GLOO_STAGED}
+            fallback: dict[str, Any] | None = {**used, "reason": "launcher.mixed=true"}
+        else:
+            fallback = negotiate_fallback(backend, store, rank, world_size)
         process_group = backend.process_group()
         if fallback is not None:
             backend.collectives, process_group = StagedCollectives(), GLOO_STAGED
@@ -205,6 +220,7 @@ class StagedCollectives(Collectives):
 
     def __init__(self) -> None:
         super().__init__("gloo")
+        self._thread: ThreadPoolExecutor | None = None
 
     def init(self, process_group: str, device_type: str, **how: Any) -> None:
         """Make the default process group."""
@@ -215,10 +231,29 @@ class StagedCollectives(Collectives):
         _through_cpu(tensor, dist.all_reduce)
         self.staged_bytes += 2 * tensor.numel() * tensor.element_size() * (tensor.device.type != "cpu")
 
+    def start_all_reduce(self, tensor: torch.Tensor) -> Future[tuple[torch.Tensor, Any]]:
+        """Begin a sum over all ranks, in a thread: the copy to the CPU waits for the device, and this thread goes on.
+
+        Args:
+            tensor: on any device; it must not change any more, and may be overwritten.
+
+        Returns:
+            Gives the sum on the CPU and the work after which it is complete; sums complete in the order of the calls.
+        """
+        self.staged_bytes += 2 * tensor.numel() * tensor.element_size() * (tensor.device.type != "cpu")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1)
+        return self._thread.submit(_start_sum, tensor)
+
     @property
     def ddp_class(self) -> type:
-        """:class:`AveragingDataParallel`, which copies gradients through the CPU."""
-        return AveragingDataParallel
+        """The class that copies gradients through the CPU, if possible during the backward pass."""
+        return StagedDataParallel if supports_gradient_hooks() else AveragingDataParallel
+
+
+def _start_sum(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    host = tensor.to("cpu")
+    return host, dist.all_reduce(host, async_op=True)
 
 
 class AveragingDataParallel(nn.Module):
@@ -277,24 +312,28 @@ class AveragingDataParallel(nn.Module):
         Raises:
             RunError: another rank makes fewer updates in this step.
         """
-        parameters, world_size = [*self.module.parameters()], dist.get_world_size()
-        having = self._sum_flags(True, [parameter.grad is not None for parameter in parameters])
-        buckets: list[list[torch.Tensor]] = []
-        size = 0
-        for parameter in (parameter for parameter, ranks in zip(parameters, having) if ranks):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            size += parameter.grad.numel() * parameter.grad.element_size()
-            if not buckets or size > self._bucket_bytes or buckets[-1][0].dtype != parameter.grad.dtype:
-                buckets.append([])
-                size = parameter.grad.numel() * parameter.grad.element_size()
-            buckets[-1].append(parameter.grad)
-        for bucket in buckets:
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        for bucket in self._in_buckets(self._with_gradients()):
+            flat = _flat_gradients(bucket)
             self._all_reduce(flat)
-            flat.div_(world_size)
-            for gradient, mean in zip(bucket, flat.split([gradient.numel() for gradient in bucket])):
-                gradient.copy_(mean.view_as(gradient))
+            _set_gradients(bucket, flat)
+
+    def _with_gradients(self) -> list[nn.Parameter]:
+        """The parameters of which any rank has a gradient, in an order that is the same on all ranks."""
+        parameters = [*self.module.parameters()]
+        having = self._sum_flags(True, [parameter.grad is not None for parameter in parameters])
+        return [parameter for parameter, ranks in zip(parameters, having) if ranks]
+
+    def _in_buckets(self, parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Divide parameters into lists of one dtype and at most the configured size, in their order."""
+        buckets: list[list[nn.Parameter]] = []
+        size = 0
+        for parameter in parameters:
+            size += parameter.numel() * parameter.element_size()
+            if not buckets or size > self._bucket_bytes or buckets[-1][0].dtype != parameter.dtype:
+                buckets.append([])
+                size = parameter.numel() * parameter.element_size()
+            buckets[-1].append(parameter)
+        return buckets
 
     def end_step(self) -> None:
         """Check that all ranks have made the same number of updates in this step. A collective.
@@ -315,6 +354,112 @@ class AveragingDataParallel(nn.Module):
                 "the train_step of the model must make as many updates on every rank",
             )
         return having
+
+
+def _flat_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """The gradients one after the other, in one dimension; zeros for a parameter without one."""
+    return torch.cat([torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters])
+
+
+def _set_gradients(parameters: Sequence[nn.Parameter], sums: torch.Tensor) -> None:
+    """Set the gradients to means over ranks; ``sums``: of what :func:`_flat_gradients` returns; are overwritten."""
+    sums.div_(dist.get_world_size())
+    for parameter, mean in zip(parameters, sums.split([parameter.numel() for parameter in parameters])):
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(mean.view_as(parameter))
+
+
+class StagedDataParallel(AveragingDataParallel):
+    """Averages gradients through the CPU, while the backward pass computes others.
+
+    Gradients are divided into buckets, last layers first, which are the same on all ranks, whatever their devices. The
+    sum of a bucket begins when its gradients and those of all buckets before it are complete; so all ranks begin the
+    sums in the same order. What has not begun in the backward pass of a :meth:`forward`, begins in
+    :meth:`exchange_gradients`.
+
+    Args:
+        module: the model on its device.
+        start_all_reduce: :meth:`StagedCollectives.start_all_reduce`.
+        group: a process group for CPU tensors other than the default one, which has the gradients.
+        **options: of :class:`AveragingDataParallel`.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, start_all_reduce: Callable[[torch.Tensor], Any], group: Any, **options: Any
+    ) -> None:
+        super().__init__(module, group=group, **options)
+        self._start_all_reduce = start_all_reduce
+        self._buckets = self._in_buckets([each for each in module.parameters() if each.requires_grad][::-1])
+        self._sums: list[Any] = []  # of the buckets that have begun
+        self._complete: list[set[nn.Parameter]] = [set() for _ in self._buckets]
+        self._synchronizes, self._is_armed = True, False
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                hook: Any = functools.partial(self._arrive, number)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module; the next backward pass exchanges gradients, unless in :meth:`no_sync`."""
+        self._is_armed = self._synchronizes and torch.is_grad_enabled()
+        return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context of forward passes whose gradients are only accumulated, as that of DDP."""
+        self._synchronizes = False
+        try:
+            yield
+        finally:
+            self._synchronizes = True
+
+    @torch.no_grad()
+    def _arrive(self, number: int, parameter: nn.Parameter) -> None:
+        """Begin the sums of the buckets that are complete with this parameter's gradient.
+
+        Raises:
+            RunError: the gradient changes after its sum has begun.
+        """
+        if not self._is_armed:
+            return
+        if number < len(self._sums):
+            raise RunError(
+                "a gradient was computed twice in one step, and its first value is exchanged already",
+                "use one backward pass per step, without reentrant checkpointing of shared weights",
+            )
+        self._complete[number].add(parameter)
+        while len(self._sums) < len(self._buckets):
+            bucket = self._buckets[len(self._sums)]
+            if len(self._complete[len(self._sums)]) < len(bucket):
+                break
+            self._sums.append(self._start_all_reduce(_flat_gradients(bucket)))
+
+    @torch.no_grad()
+    def exchange_gradients(self) -> None:
+        """Average the gradients over all ranks, in place; called before each update.
+
+        Raises:
+            RunError: another rank makes fewer updates in this step.
+        """
+        self._is_armed = False
+        parameters = dict.fromkeys(self._with_gradients())
+        for bucket in self._buckets[len(self._sums) :]:
+            self._sums.append(self._start_all_reduce(_flat_gradients(bucket)))
+        for bucket, started in zip(self._buckets, self._sums):
+            sums, work = started.result()
+            work.wait()
+            _set_gradients(bucket, sums.to(bucket[0].device))
+            for parameter in bucket:
+                if parameter not in parameters:  # no rank has a gradient
+                    parameter.grad = None
+        frozen_at_first = parameters.keys() - {parameter for bucket in self._buckets for parameter in bucket}
+        for bucket in self._in_buckets(parameter for parameter in parameters if parameter in frozen_at_first):
+            flat = _flat_gradients(bucket)
+            self._all_reduce(flat)
+            _set_gradients(bucket, flat)
+        self._sums.clear()
+        for complete in self._complete:
+            complete.clear()
 
 
 # -- the device --------------------------------------------------------------------------------------------------------
@@ -445,15 +590,16 @@ def rng_state(backend: Backend) -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "device": device_state(backend),
+        "device_type": backend.device_type,
         "python": [version, list(internal), gauss],
         "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
     }
 
 
 def set_rng_state(state: Mapping[str, Any], backend: Backend) -> None:
-    """Restore the states that :func:`rng_state` returned."""
+    """Restore the states that :func:`rng_state` returned; that of a device only on the same type of device."""
     torch.set_rng_state(state["torch"])
-    if state["device"] is not None:
+    if state["device"] is not None and state.get("device_type", backend.device_type) == backend.device_type:
         backend.torch_module.set_rng_state(state["device"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -73,7 +73,7 @@ class RankInfo:
     @property
     def single_node(self) -> bool:
         """Whether all ranks are on one node."""
-        return self.nodes == 1
+        return self.world_size == self.local_world_size
 
     @property
     def cores(self) -> int:

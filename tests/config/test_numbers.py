@@ -16,7 +16,7 @@ from exp.errors import ConfigError
 
 def derived(batch_size, global_batch_size, accumulate, nproc):
     keys = {"batch_size": batch_size, "global_batch_size": global_batch_size, "accumulate": accumulate, "nproc": nproc}
-    config = SimpleNamespace(launcher=SimpleNamespace(nnodes=1, share=None, shares=[]), **keys)
+    config = SimpleNamespace(launcher=SimpleNamespace(nnodes=1, share=None, shares=[], mixed=False), **keys)
     derive_batch_sizes(config)
     return config.batch_size, config.global_batch_size
 

@@ -6,7 +6,7 @@ from tests.engine.conftest import ON_DEVICES
 
 TRAIN = """
 import contextlib
-from exp.distributed import AveragingDataParallel, StagedCollectives
+from exp.distributed import AveragingDataParallel, StagedCollectives, StagedDataParallel
 
 class Net(nn.Module):
     def __init__(self):
@@ -26,7 +26,7 @@ def train(wrapper, **options):
     for step in range(4):
         torch.manual_seed(10 * step + rank)
         halves = torch.randn(2, 4, 6)
-        with ddp.no_sync() if wrapper is nn.parallel.DistributedDataParallel else contextlib.nullcontext():
+        with ddp.no_sync() if hasattr(ddp, "no_sync") else contextlib.nullcontext():
             ddp(halves[0], side=step % 2).backward()
         ddp(halves[1], side=step % 2).backward()
         exchange()
@@ -34,8 +34,13 @@ def train(wrapper, **options):
         optimizer.zero_grad()
     return dict(model.state_dict())
 
-join()
-staged = train(AveragingDataParallel, all_reduce=StagedCollectives().all_reduce)
+group = join().cpu_group or dist.new_group()
+collectives = StagedCollectives()
+staged = train(AveragingDataParallel, all_reduce=collectives.all_reduce)
+if collectives.ddp_class is StagedDataParallel:
+    starts = dict(all_reduce=collectives.all_reduce, start_all_reduce=collectives.start_all_reduce, group=group)
+    overlapped = train(StagedDataParallel, **starts, bucket_cap_mb=1e-4)  # one or two parameters in each bucket
+    torch.testing.assert_close(staged, overlapped, rtol=1e-6, atol=1e-6)
 of_torch = train(nn.parallel.DistributedDataParallel, find_unused_parameters=True, broadcast_buffers=False)
 torch.testing.assert_close(staged, of_torch, rtol=1e-6, atol=1e-6)
 end(True)

@@ -49,7 +49,7 @@ from exp.hardware.matmul import multiply
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
 from exp.runs.record import empty_result
-from exp.worker.session import make_store
+from exp.worker.session import check_nodes, make_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -270,12 +270,15 @@ def _group(context: CheckContext) -> CheckResult:
     assert context.store is not None
     backend, info, started = context.backend, context.info, time.monotonic()
     timeout = timedelta(seconds=context.timeout_s)
-    context.distributed = Distributed.create(backend, context.store, info.rank, info.world_size, timeout)
+    mixed = context.config.launcher.mixed
+    if mixed:
+        check_nodes(context.config, backend, info, context.store)
+    context.distributed = Distributed.create(backend, context.store, info.rank, info.world_size, timeout, mixed)
     context.distributed.barrier()
     seconds, fallback = time.monotonic() - started, context.distributed.fallback
     name = context.distributed.process_group
     values: dict[str, Any] = {"process_group": name, "fallback": fallback, "shown": f"{seconds:.1f} s"}
-    if fallback is None:
+    if fallback is None or mixed:
         return ok(f"{name} in {seconds:.1f} s", **values)
     context.passed.add("group")  # the fallback is reported as a failure, but the checks below can use the group
     finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
@@ -291,10 +294,12 @@ def _all_reduce(context: CheckContext) -> CheckResult:
 
     world_size, backend = context.info.world_size, context.backend
     expected, wrong = world_size * (world_size + 1) / 2, []
-    for device in dict.fromkeys((context.device, torch.device("cpu"))):
+    sums: list[tuple[torch.device, Any]] = [(context.device, backend.collectives.all_reduce)]
+    if backend.device_type != "cpu" or context.config.launcher.mixed:
+        sums.append((torch.device("cpu"), context.distributed.sum))
+    for device, all_reduce in sums:
         tensor = torch.full((1024,), context.info.rank + 1.0, device=device)
-        on_host = device.type == "cpu" and backend.device_type != "cpu"
-        (context.distributed.sum if on_host else backend.collectives.all_reduce)(tensor)
+        all_reduce(tensor)
         backend.synchronize()  # a collective that hangs must hang in this check, not in a later one
         host = tensor.cpu()
         wrong += [f"{float(value):g} on {device}" for value in host[host != expected][:1]]
@@ -314,7 +319,7 @@ def _ddp(context: CheckContext) -> CheckResult:
     model = torch.nn.Linear(8, 8, bias=False)
     torch.nn.init.constant_(model.weight, rank_value)
     model = model.to(context.device)
-    wrapped = wrap(model, "ddp", {}, backend, context.device)
+    wrapped = wrap(model, "ddp", {}, backend, context.device, context.distributed.cpu_group)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     wrapped(torch.full((1, 8), rank_value, device=context.device)).sum().backward()
     getattr(wrapped, "exchange_gradients", lambda: None)()
@@ -529,7 +534,10 @@ def _collect_results(config: ExpConfig, folder: RunFolder, outcome: Outcome, sta
     """
     ended, limit_s = time.time(), config.task.timeout_s
     culprits: dict[str, list[int]] = {}  # ranks that hung or died, by the check in which they did
-    ranks = _read_journals(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
+    mixed, world_size = config.launcher.mixed, config.nproc * config.launcher.nnodes
+    if mixed:
+        world_size = len(list(journal_of(folder, 0).parent.glob("rank*.jsonl")))
+    ranks = _read_journals(folder, world_size, wait=config.launcher.nnodes > 1)
     for rank in ranks:
         if rank.missing_ranks is None:
             name, result = _unfinished_result(rank, outcome, limit_s, started, ended)
@@ -545,7 +553,8 @@ def _collect_results(config: ExpConfig, folder: RunFolder, outcome: Outcome, sta
             finding = f"arrived too late: other ranks waited {limit_s} s for it"
             advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
             ranks[number].checks["ranks"] = fail(finding, advice)
-    _compare_ranks(ranks)
+    if not mixed:  # vendors have packages and speeds of their own
+        _compare_ranks(ranks)
     return ranks
 
 

@@ -283,15 +283,15 @@ def _derive_largest_part(config: ExpConfig, shares: list[float], keys: set[str])
     if size is None or "batch_size" in keys:
         total = f"={config.batch_size * ranks * accumulate}" if config.batch_size else ""
         raise ConfigError(
-            "launcher.share divides the global batch into unequal parts, so batch_size cannot be given",
+            "with launcher.share or launcher.mixed ranks have unequal parts of a batch, so batch_size cannot be given",
             f"set global_batch_size{total} instead",
             key="batch_size",
         )
-    if size % accumulate or size < ranks * accumulate:
+    if size % accumulate or (size < ranks * accumulate and not config.launcher.mixed):  # there each node knows its own
         below = max(size // accumulate, ranks) * accumulate
         raise ConfigError(
             f"global_batch_size={size} does not divide over accumulate={accumulate} micro-batches with samples for "
             f"each of {ranks} ranks",
             f"nearest: {below} or {below + accumulate}",
         )
-    config.batch_size = max(split_batch(size // accumulate, shares))
+    config.batch_size = max(split_batch(max(size // accumulate, ranks), shares))

@@ -42,6 +42,7 @@ _MUST_MATCH = re.compile(
 # What may differ between the nodes of a job: the path of the folder, records, and shares with what follows from them.
 _FOLDER_KEYS = re.compile(r"output_dir|record\..*")
 _NODE_KEYS = re.compile(_FOLDER_KEYS.pattern + r"|launcher\.shares?|batch_size")
+_MIXED_KEYS = re.compile(_NODE_KEYS.pattern + r"|backend\..*|nproc|data\.num_workers")
 # Length and settings of the training: if one of them changes, a training that was stopped early continues.
 _SCHEDULE_KEYS = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
 
@@ -158,14 +159,18 @@ def diff_lines(config: ExpConfig, other: ExpConfig, label: str, leave_out: Seque
     ]
 
 
-def node_changes(first: ExpConfig, other: ExpConfig) -> list[Change]:
+def node_changes(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[Change]:
     """The keys that differ in the configurations of two nodes of a job, and must not.
 
-    Each node may choose the path of the run folder and, if all nodes have one, its share of a batch.
+    Each node may choose the path of the run folder and, if all nodes have one, its share of a batch; with
+    ``launcher.mixed`` also its backend, the number of its ranks, and their loader workers.
     """
-    with_shares = [bool(config.launcher.shares) or config.launcher.share is not None for config in (first, other)]
+    launchers = first["launcher"], other["launcher"]
+    with_shares = [bool(launcher["shares"]) or launcher["share"] is not None for launcher in launchers]
     chosen = _NODE_KEYS if with_shares[0] == with_shares[1] else _FOLDER_KEYS
-    return [change for change in _compare(to_plain(first), to_plain(other)) if not chosen.fullmatch(change.key)]
+    if all(launcher["mixed"] for launcher in launchers):
+        chosen = _MIXED_KEYS
+    return [change for change in _compare(first, other) if not chosen.fullmatch(change.key)]
 
 
 def _compare(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:

@@ -67,6 +67,9 @@ class LauncherConfig:
     weights, for cards that are not equally fast. Each of several nodes sets its own. null: equal parts."""
     shares: List[float] = field(default_factory=list)
     """The weight of each rank of this node, by local rank, instead of ``share``."""
+    mixed: bool = False
+    """Nodes with cards of different vendors in one job: each has its own ``backend``, ``nproc``, share of a batch and
+    ``data.num_workers``. Gradients are exchanged through the CPU (docs/hardware/mixed.md)."""
     in_process: bool = False
     """launcher=local: run the worker in this process, which has a terminal: for ``breakpoint()`` and debuggers."""
 

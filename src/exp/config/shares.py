@@ -21,7 +21,9 @@ def rank_share(launcher: LauncherConfig, local_rank: int) -> float | None:
         launcher: ``config.launcher``, with as many ``shares`` as ranks, if it has any.
         local_rank: of the rank.
     """
-    return launcher.shares[local_rank] if launcher.shares else launcher.share
+    if launcher.shares:
+        return launcher.shares[local_rank]
+    return 1.0 if launcher.share is None and launcher.mixed else launcher.share  # in a mixed job every rank has one
 
 
 def split_batch(size: int, shares: Sequence[float]) -> list[int]:

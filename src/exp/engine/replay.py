@@ -74,7 +74,7 @@ class StepReplay:
             reason = f"{qualified_name(bare)} has a train_step of its own, which changes the weights between its passes"
         if reason is not None:
             raise ConfigError(f"{_KEY}: {reason}", "leave it out", key=_KEY)
-        kinds = {(device["name"], device.get("cores")) for device in session.devices}
+        kinds = {(device["name"], device.get("cores"), device.get("backend")) for device in session.devices}
         waits = any(isinstance(module, nn.SyncBatchNorm) for module in bare.modules())
         self._has_neighbor = model is not bare and len(kinds) == 1 and not waits
         self._parameters: dict[str, nn.Parameter] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OF_DEVICE = ("name", "index", "host", "share")
+_OF_DEVICE = ("name", "index", "host", "backend", "share")
 """What ``result.json`` says of each rank's device; ``env.json`` has all."""
 
 
@@ -69,6 +69,7 @@ def make_result(
         trained_in=config.record.trained_in,
         differs=list(config.record.differs),
         device_type=session.device.type,
+        world_size=session.info.world_size,
         devices=[
             {key: value for key, value in {"index": None, **device}.items() if key in _OF_DEVICE}
             for device in session.devices
@@ -79,6 +80,9 @@ def make_result(
         wall_s=time.time() - session.started,
         restarts=session.info.restart_count,
     )
+    if config.launcher.mixed:
+        result["backend"] = "+".join(dict.fromkeys(device["backend"] for device in session.devices))
+        result["simulated"] = any(device["simulated"] for device in session.devices)
     if session.weights is not None and session.weights.files:
         result["weights"] = {"source": config.init_from, "files": session.weights.files}
     if session.weights is not None and session.task.needs_weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, cast
 
 import torch
 from mmengine.model import BaseModel, MMDistributedDataParallel, revert_sync_batchnorm
@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from exp.config.resolve import check_arguments, instantiate, resolve, to_plain
 from exp.config.schema import DDP_KEYS
 from exp.data.fingerprint import shortened
-from exp.distributed import AveragingDataParallel
+from exp.distributed import AveragingDataParallel, StagedDataParallel
 from exp.errors import ConfigError, PlacementError, qualified_name
 
 if TYPE_CHECKING:
+    from exp.distributed import StagedCollectives
     from exp.hardware.backend import Backend
     from exp.session import Session
 
@@ -35,7 +36,16 @@ _DEFAULTS = {
 }
 _SET_BY_EXP = {
     **dict.fromkeys(
-        ("module", "device_ids", "output_device", "process_group", "device_mesh", "all_reduce", "group"),
+        (
+            "module",
+            "device_ids",
+            "output_device",
+            "process_group",
+            "device_mesh",
+            "all_reduce",
+            "group",
+            "start_all_reduce",
+        ),
         "exp sets it, from rank and backend",
     ),
     **{name: f"set wrapper.{name}" for name in DDP_KEYS},
@@ -169,7 +179,9 @@ def is_sharded(model: nn.Module) -> bool:
 # -- DDP ---------------------------------------------------------------------------------------------------------------
 
 
-def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
+def wrap(
+    model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device, group: Any = None
+) -> nn.Module:
     """Wrap a model with DDP.
 
     Args:
@@ -178,6 +190,7 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         options: keyword arguments of the DDP class, without device arguments.
         backend: has the DDP class (``collectives.ddp_class``).
         device: the device of this rank.
+        group: the process group for CPU tensors (:attr:`exp.distributed.Distributed.cpu_group`).
 
     Returns:
         The wrapped model, which has ``train_step``; the model itself if ``kind`` is ``none``.
@@ -190,7 +203,9 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     # Pass only options that differ from the defaults: classes of old torch and of vendors do not have every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if issubclass(base, AveragingDataParallel):
-        options["all_reduce"] = backend.collectives.all_reduce
+        options.update(all_reduce=backend.collectives.all_reduce, group=group)
+    if issubclass(base, StagedDataParallel):
+        options["start_all_reduce"] = cast("StagedCollectives", backend.collectives).start_all_reduce
     wrapped: nn.Module = data_parallel_class(kind, backend)(model, **options, **backend.ddp_kwargs(device))
     return wrapped
 
@@ -259,7 +274,7 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     if wrapper is None:
         options.update({name: config[name] for name in DDP_KEYS})
         if not own_step:
-            return wrap(model, config.kind, options, backend, device)
+            return wrap(model, config.kind, options, backend, device, session.distributed.cpu_group)
         return OwnStepDataParallel(
             model, **options, all_reduce=backend.collectives.all_reduce, group=session.distributed.cpu_group
         )

@@ -51,6 +51,7 @@ def write_estimate(composed: ExpConfig, overrides: list[str]) -> int:
     card_memories = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
     memory = min(card_memories, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
     budget = None if memory is None else int(memory * (1 - task.headroom))
+    gradients = bytes_of(value for value in model.parameters() if value.requires_grad)
     estimate = {  # docs/hardware/estimate.md describes the keys
         "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
@@ -64,10 +65,11 @@ def write_estimate(composed: ExpConfig, overrides: list[str]) -> int:
         "fits": None if budget is None else peak <= budget,
         "largest_batch_size": None if budget is None else tracer.largest_batch(budget),
         "advice": None if budget is None else tracer.fitting_batch(budget),
+        "exchanged_bytes": gradients if config.launcher.mixed else None,
         "notes": tracer.notes,
     }
     result = {**empty_result(config), "status": "completed", "measured_on": "paper", "estimate": estimate}
-    result["memory_peak"] = [peak] * result["world_size"]
+    result["memory_peak"] = [peak] * (config.nproc * config.launcher.nnodes)
     run.write()
     try:
         run.folder.commit_pending(config.overwrite)
@@ -92,6 +94,9 @@ def _print_estimate(config: Any, estimate: Mapping[str, Any]) -> None:
         f"checkpoint: {format_bytes(estimate['checkpoint_bytes'])}; weights alone "
         f"{format_bytes(estimate['weights_bytes'])}",
     ]
+    if estimate["exchanged_bytes"] is not None:
+        size = format_bytes(estimate["exchanged_bytes"])
+        lines.append(f"launcher.mixed=true: in each step {size} of gradients go from each card to the CPU and back")
     if estimate["card_memory"] is not None:
         lines.append(f"card: {format_bytes(estimate['card_memory'])}, less headroom: {_fit_text(config, estimate)}")
     terminal = console.make_console()

@@ -59,6 +59,8 @@ def shared_cards(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, in
     owners: dict[str, list[int]] = {}
     pairs = []
     for rank, device in sorted(devices.items()):
+        if device.get("device") == "cpu":  # of a job with other cards; any number of ranks may share it
+            continue
         others = owners.setdefault(device["host"], [])
         owner = next((other for other in others if _is_same_card(devices[other], device)), None)
         if owner is None:

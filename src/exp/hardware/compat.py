@@ -14,7 +14,7 @@ __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_with_modes", "dispatch_mode", "has_fused_attention",
     "is_compiling", "pin_memory_kwargs", "plain_attention", "recompute_in_backward", "serving_store",
     "supports_compilation", "supports_composite_groups", "supports_estimates", "supports_export",
-    "supports_full_sharding", "supports_portable_operators", "supports_replay",
+    "supports_full_sharding", "supports_gradient_hooks", "supports_portable_operators", "supports_replay",
 ]  # fmt: skip
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
@@ -51,6 +51,11 @@ def supports_compilation() -> bool:
 def is_compiling() -> bool:
     """Whether ``torch.compile`` or ``torch.export`` records the code that calls this function."""
     return supports_compilation() and torch.compiler.is_compiling()
+
+
+def supports_gradient_hooks() -> bool:
+    """Whether a hook can follow the accumulation of a parameter's gradient (torch >= 2.1)."""
+    return TORCH_VERSION >= (2, 1)
 
 
 def supports_composite_groups() -> bool:

@@ -156,7 +156,11 @@ class FrozenRun:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{first or 'the first node'} has not written {config}", "start all nodes again")
             time.sleep(0.1)
-        changed = [] if digest == first.config else diff.node_changes(compose.load(config), self.config)
+        changed = (
+            [] if digest == first.config else diff.node_changes(*map(to_plain, (compose.load(config), self.config)))
+        )
+        if self.config.launcher.mixed:  # the ranks compare the others when they meet, so that all nodes end
+            changed = [change for change in changed if change.key in ("launcher.mixed", "launcher.nnodes")]
         texts = [f"{key}={format_value(new)} (there: {format_value(old)})" for key, old, new in changed]
         if texts:
             more = f" and {len(texts) - 4} more keys" if len(texts) > 4 else ""

@@ -84,6 +84,8 @@ def print_header(run: FrozenRun) -> None:
         batch = f", global batch {config.global_batch_size}"
         if config.launcher.share is not None or config.launcher.shares:
             batch += f" over {processes} processes by their shares, x {config.accumulate} micro-batches"
+        elif config.launcher.mixed:
+            batch += f" over {config.launcher.nnodes} nodes, x {config.accumulate} micro-batches"
         elif processes > 1 or config.accumulate > 1:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
     _print_line(f"{config.name}: {config.task.name} on {run.backend}, {config.precision}{batch}")

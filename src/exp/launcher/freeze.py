@@ -28,6 +28,8 @@ from exp.config.compose import check_weights_exist, is_hub_source
 from exp.config.resolve import check_target, trust_packages
 from exp.config.sources import structure_of
 from exp.errors import ConfigError, UnavailableError, user_code_errors
+from exp.hardware.backend import PROCESS_GROUP_VARIABLE
+from exp.hardware.environment import version_of
 from exp.hardware.registry import choose_available
 from exp.launcher.base import Classes, FrozenRun
 from exp.runs.files import read_json
@@ -102,6 +104,8 @@ def validate_run(
         output_dir: the run folder; None: that of the configuration.
     """
     run = FrozenRun(config, overrides, RunFolder(config.output_dir), classes)
+    if config.launcher.mixed:
+        _check_mixed(run)
     if run.has_peers and not compose.sets_output_dir(config):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     _check_run(run)
@@ -111,6 +115,35 @@ def validate_run(
     check_trackers(config.logger)
     _record_config_diff(run)
     return run
+
+
+def _check_mixed(run: FrozenRun) -> None:
+    """Refuse what ranks with cards of different vendors cannot do together.
+
+    Raises:
+        ConfigError: a key needs collectives of one vendor, or the nodes are not started by hand.
+        UnavailableError: torch is older than 2.1.
+    """
+    config, wrapper, key = run.config, run.config.wrapper, None
+    group = run.backend.requested_process_group or os.environ.get(PROCESS_GROUP_VARIABLE, "gloo")
+    if config.launcher.nnodes == 1 or run.is_remote or run.classes.launcher.is_external:
+        key, why = "launcher.mixed", "it is for several nodes (launcher.nnodes) that are each started by hand"
+    elif wrapper._target_ is not None or wrapper.sync_batchnorm or wrapper.broadcast_buffers:
+        key = "wrapper" if wrapper._target_ is not None else "wrapper.sync_batchnorm or wrapper.broadcast_buffers"
+        why = (
+            f"gradients go through the CPU, and wrapper={wrapper.kind} does not; use wrapper=ddp without these options"
+        )
+    elif group != "gloo":
+        key, why = "backend.process_group", f"ranks of all vendors have gloo in common, not {group}; leave it out"
+    elif config.precision == "fp16":
+        key, why = "precision", "the loss scalers of two vendors may have different scales; use bf16 or fp32"
+    if key is not None:
+        raise ConfigError(f"launcher.mixed=true does not go with this {key}: {why}", key=key)
+    version = str(version_of("torch"))
+    if tuple(map(int, version.split(".")[:2])) < (2, 1):
+        raise UnavailableError(
+            f"launcher.mixed=true needs torch 2.1 or later, and this is {version}; use one vendor's cards"
+        )
 
 
 def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:

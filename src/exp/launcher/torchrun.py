@@ -15,7 +15,7 @@ from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.supervisor import Supervisor
 from exp.runs import heartbeat
-from exp.runs.failures import Failures
+from exp.runs.failures import NODE_VARIABLE, Failures
 from exp.runs.files import write_json
 from exp.runs.job import PREEMPT_SIGNAL, SCRATCH_VARIABLE, signal_name
 from exp.runs.lock import LOCK, read_holder
@@ -65,6 +65,8 @@ class TorchrunLauncher(Launcher):
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo listens on the host's public address
         else:  # the name of the rendezvous is a secret, which only readers of the run folder's lock know
             holder = read_holder(folder.path / LOCK)
+            if self.config.mixed:
+                environment[NODE_VARIABLE] = f"{run.backend.name} on {socket.gethostname()}"
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             spec = {
                 **vars(self.config),
@@ -91,7 +93,11 @@ class TorchrunLauncher(Launcher):
         why = f"torch's agent on {socket.gethostname()} was killed by {signal_name(-code)}"
         if of_agent:  # the other nodes read the cause from the run folder
             failures.record_lost(why)
-        collected = failures.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
+        world_size = 0 if nnodes == 1 else nproc * nnodes
+        if self.config.mixed:  # only the ranks know how many they are
+            texts = (attempt.read_text() for attempt in Path(str(failures.scratch)).glob("attempt-*"))
+            world_size = max((int(text) for text in texts if text), default=0)
+        collected = failures.collect(world_size, 0 if self.config.mixed else nproc)
         if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(str(failures.scratch))):
             why = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "

@@ -85,6 +85,8 @@ _CONNECTION = (
     "remote process", "timed out", "timeout", "/gloo/",
 )  # fmt: skip
 _TIMED_OUT = re.compile("time.?out|timed out", re.IGNORECASE)
+NODE_VARIABLE = "EXP_NODE"
+"""Environment variable with the name of the node, for jobs of which nodes have different backends."""
 _SHOWN_FRAMES = 12
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/distributed.py")
 _UNTIMED = (Stage.FREE, Stage.DONE)
@@ -109,6 +111,11 @@ def is_caused_by_peer(error: BaseException, world_size: int) -> bool:
 def is_time_out(error: BaseException) -> bool:
     """Whether torch's message says that a time limit has passed; torch has no type for that."""
     return bool(_TIMED_OUT.search(str(error)))
+
+
+def node_name() -> str:
+    """Name of this node in messages: the host; in a job with several vendors also the backend of the node."""
+    return os.environ.get(NODE_VARIABLE, socket.gethostname())
 
 
 @dataclass
@@ -141,7 +148,7 @@ class RankFailure:
     file: str | None = None
     signal: str | None = None
     exit_code: int = EXIT_FAILED
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=lambda: node_name())
     time: float = field(default_factory=time.time)
     pid: int | None = None
     caused_by_peer: bool = False
@@ -273,7 +280,7 @@ class Failures:
 
         Args:
             world_size: number of ranks whose files to wait for; 0: do not wait.
-            local_world_size: ranks per node.
+            local_world_size: ranks per node; 0: nodes have different numbers.
 
         Returns:
             One failure per rank, the most likely cause first. Times alone do not show it: clocks of nodes differ, and
@@ -302,9 +309,10 @@ class Failures:
             return failures
         why = "ended without an error: it was killed, or its node failed"
         lost = [rank for rank in range(world_size) if rank not in errors]
-        hosts = {rank: f"node {rank // local_world_size}" for rank in lost}
+        size = local_world_size or world_size
+        hosts = {rank: f"node {rank // size}" if local_world_size else "another node" for rank in lost}
         return [
-            *(RankFailure(rank, rank % local_world_size, "RankLost", why, host=hosts[rank]) for rank in lost),
+            *(RankFailure(rank, rank % size, "RankLost", why, host=hosts[rank]) for rank in lost),
             *failures,
         ]
 

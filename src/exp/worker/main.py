@@ -123,7 +123,7 @@ def _work(argument: str, info: RankInfo) -> NoReturn:
     # Each attempt leaves a file for the launcher. Torch counts a restart only on the node where a worker died, so the
     # ranks of other nodes would not know that they have to resume.
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
-    (scratch / f"attempt-{info.local_rank}-{os.getpid()}").touch()
+    (scratch / f"attempt-{info.local_rank}-{os.getpid()}").write_text(str(info.world_size))
     info.restart_count = max(restarts, earlier) + requeues
     if info.single_node and not external:  # a new store for each attempt: the old one holds the keys of dead ranks
         info.store = f"{scratch}/store-{restarts}"

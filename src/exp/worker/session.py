@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import socket
@@ -18,16 +19,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp.config.compose import load
+from exp.config.diff import format_value, node_changes
 from exp.config.resolve import to_plain, trust_packages
 from exp.config.shares import rank_share
 from exp.console import make_console
-from exp.errors import ConfigError, Preempted, as_exp_error, error_message, user_error_lines, user_location
+from exp.errors import (
+    ConfigError,
+    Preempted,
+    UnavailableError,
+    as_exp_error,
+    error_message,
+    user_error_lines,
+    user_location,
+)
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
-from exp.runs.failures import Failures, Patience, RankFailure, is_caused_by_peer, is_time_out
-from exp.runs.files import write_json
+from exp.runs.failures import Failures, Patience, RankFailure, is_caused_by_peer, is_time_out, node_name
+from exp.runs.files import to_json, write_json
 from exp.runs.job import ENDING_FLAG, NODE_CONFIG, SCRATCH_VARIABLE
 from exp.session import RankInfo, Session
 from exp.task import create_task, task_class
@@ -35,9 +45,11 @@ from exp.task import create_task, task_class
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.runs.folder import RunFolder
 
-__all__ = ["describe_error", "make_store", "open_session", "reporting", "run_rank"]
+__all__ = ["check_nodes", "describe_error", "make_store", "open_session", "reporting", "run_rank"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +122,10 @@ def open_session(session: Session) -> None:
 
     info, config, backend = session.info, session.config, session.backend
     session.device = backend.set_device(info.local_rank)
+    timeout = timedelta(seconds=config.launcher.timeout_s)
+    if config.launcher.mixed:
+        session.store = make_store(info, timeout)
+        check_nodes(config, backend, info, session.store)
     if not backend.supports(config.precision):
         raise ConfigError(
             f"precision={config.precision} is not supported by {backend.name} ({session.device})",
@@ -120,9 +136,9 @@ def open_session(session: Session) -> None:
     if config.compile:
         check_compilation(backend, session.device)
     if info.world_size > 1:
-        timeout = timedelta(seconds=config.launcher.timeout_s)
-        session.store = make_store(info, timeout)
-        session.distributed = Distributed.create(backend, session.store, info.rank, info.world_size, timeout)
+        session.store = session.store or make_store(info, timeout)
+        mixed = config.launcher.mixed
+        session.distributed = Distributed.create(backend, session.store, info.rank, info.world_size, timeout, mixed)
     else:
         session.distributed = Distributed()
     seed_everything(config.seed, backend)
@@ -139,6 +155,8 @@ def _announce_ranks(session: Session) -> None:
     about = {**session.backend.device_info(session.device), "host": socket.gethostname(), "local_rank": info.local_rank}
     share = rank_share(session.config.launcher, info.local_rank)
     about.update({} if share is None else {"share": share})
+    if session.config.launcher.mixed:
+        about.update(backend=session.backend.name, simulated=session.backend.simulate)
     session.devices = session.distributed.gather({**about, "device": str(session.device)})
     session.shares = [device["share"] for device in session.devices if "share" in device]
     lines = [
@@ -148,7 +166,7 @@ def _announce_ranks(session: Session) -> None:
     ]
     logger.info(lines[info.rank])
     cautions = [*session.backend.warnings()]
-    if session.distributed.fallback is not None:
+    if session.distributed.fallback is not None and not session.config.launcher.mixed:
         text = (
             "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; this is slow, and counted as "
             "staged_bytes_per_step in metrics.jsonl"
@@ -163,6 +181,56 @@ def _announce_ranks(session: Session) -> None:
             session.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
     if not session.backend.capabilities.shared_device:
         check_distinct(session.devices)
+
+
+def check_nodes(config: ExpConfig, backend: Backend, info: RankInfo, store: Store) -> None:
+    """Check that the nodes of a mixed job differ in nothing but what each may choose; a collective over the store.
+
+    Args:
+        config: of this node.
+        backend: of this node, with the device selected.
+        info: of this rank.
+        store: of all ranks.
+
+    Raises:
+        ConfigError: a key differs, there is a rank without samples, or a card does not support the precision; the same
+            on every rank.
+        UnavailableError: the minor versions of torch differ; likewise.
+    """
+    from exp.hardware.compat import TORCH_VERSION
+
+    own = {
+        "name": f"rank {info.rank} ({node_name()})",
+        "torch": "{}.{}".format(*TORCH_VERSION),
+        "supported": backend.supports(config.precision),
+        "config": to_plain(config),
+    }
+    store.set(f"exp/node/{info.rank}", to_json(own))
+    first, *others = (json.loads(store.get(f"exp/node/{rank}")) for rank in range(info.world_size))
+    for other in (first, *others):
+        changes = node_changes(first["config"], other["config"])
+        if changes:
+            texts = [f"{key}={format_value(new)} (there: {format_value(old)})" for key, old, new in changes[:4]]
+            raise ConfigError(
+                f"{other['name']} has another configuration than {first['name']}: {', '.join(texts)}",
+                "give all nodes the same, except for backend, nproc, shares and data.num_workers",
+                key=changes[0].key,
+            )
+        if other["torch"] != first["torch"]:
+            raise UnavailableError(
+                f"{other['name']} has torch {other['torch']}, and {first['name']} has {first['torch']}",
+                "install the same minor version of torch on all nodes",
+            )
+        if not other["supported"]:
+            raise ConfigError(f"{other['name']} does not support precision={config.precision}", "use one that all have")
+    size = config.global_batch_size
+    if size is not None and size // config.accumulate < info.world_size:
+        raise ConfigError(
+            f"global_batch_size={size} with accumulate={config.accumulate} has no sample for some of {info.world_size} "
+            "ranks",
+            "use a larger one",
+            key="global_batch_size",
+        )
 
 
 def make_store(info: RankInfo, timeout: timedelta) -> Store:
