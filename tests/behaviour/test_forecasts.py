@@ -85,7 +85,7 @@ def test_fill_values_are_named_and_files_that_are_cut_or_long_are_refused(exp):
     long = rows.melt("date", ["LUFL", "OT"], "plant", "y")
     long.to_csv(exp.path("own.csv"), index=False)
     refused = ran(exp, *own, "data.channels=2", "data.horizon=24", "output_dir=no", code=2)
-    assert "columns='plant'" in refused.stderr.splitlines()[0]
+    assert "data.id_column=plant" in refused.stderr.splitlines()[0]
     assert "keep one per date" not in refused.stderr
 
 
@@ -119,3 +119,41 @@ def test_splits_by_size_and_date_and_a_refit_on_all_rows(exp):
     assert "all 600 rows (481 windows) for 4 steps" in note
     weights = [torch.load(path)["meta"] for path in sorted(exp.path("twice").glob("checkpoints/*.pth"))]
     assert [(meta["step"], meta["samples"]) for meta in weights] == [(4, 128)]
+
+
+def test_a_table_of_many_series_on_one_and_two_ranks_and_new_series_without_training(exp):
+    draws, tables = np.random.default_rng(0), []
+    for number, (name, length) in enumerate({"NA": 90, "7": 70, "shop, north": 50, "new": 40}.items()):
+        days = pd.date_range("2024-01-01", periods=length + number)[number:]
+        tables.append(pd.DataFrame({"unique_id": name, "ds": days, "y": 10.0**number + draws.normal(size=length)}))
+    pd.concat(tables[:3]).sample(frac=1, random_state=0).to_csv(exp.path("shops.csv"), index=False)
+    own = ["data=panel", "data.file=shops.csv", "data.id_column=unique_id", "data.date_column=ds", "data.targets=[y]"]
+    sizes = [*TINY, "data.lookback=24", "data.horizon=6", "data.val_size=0.2", "data.test_size=10"]
+    sizes += ["data.sampling=series", "model.attention_dropout=0"]
+    found = []
+    for ranks in (1, 2):
+        ran(exp, *own, *sizes, f"nproc={ranks}", f"output_dir=run{ranks}")
+        found.append(result(exp.path(f"run{ranks}")))
+    assert found[0]["metrics"].keys() == found[1]["metrics"].keys() >= {"mse", "mase", "mae_file_units", "mse_naive"}
+    for name, value in found[0]["metrics"].items():
+        np.testing.assert_allclose(found[1]["metrics"][name], value, rtol=1e-4)
+    assert [found[0]["data"][key] for key in ("series", "season", "test")] == [3, 7, 15]
+    ran(exp, "task=eval", "init_from=run1", "backend=cpu", "plots=false", "nproc=2", "output_dir=eval")
+    rows = table(exp.path("eval") / "metrics_per_series.csv")
+    assert sorted(row["series"] for row in rows) == ["7", "NA", "shop, north"]
+    mase = np.mean([float(row["mase"]) for row in rows])
+    np.testing.assert_allclose(mase, found[0]["metrics"]["mase"], rtol=1e-4)
+    pd.concat(tables[2:]).to_csv(exp.path("later.csv"), index=False)
+    words = ["task=predict", "init_from=run1", "backend=cpu", "plots=false", "task.input=later.csv"]
+    ran(exp, *words, "task.intervals=[0.5]", "task.backtest_file=all.csv", "output_dir=later")
+    assert any("1 of 2 series are new" in note for note in result(exp.path("later"))["data"]["notes"])
+    future = pd.read_csv(exp.path("later") / "forecasts" / "future.csv", index_col="unique_id")
+    assert future.loc["new", "date"].tolist() == pd.date_range("2024-02-13", periods=6).strftime("%Y-%m-%d").tolist()
+    assert (
+        future.loc["new", "y"].between(990, 1010) & future.loc["shop, north", "y"].between(90, 110).to_numpy()
+    ).all()
+    assert (future["y_lo50"] <= future["y_hi50"]).all()
+    every = pd.read_csv(exp.path("later") / "forecasts" / "all.csv")
+    assert len(every) == 6 * (50 - 29 + 40 - 29)
+    truth = every[every["unique_id"] == "new"].groupby("date")["truth"].first()
+    np.testing.assert_allclose(truth, tables[3]["y"][24:], atol=1e-3)

@@ -34,7 +34,7 @@ from exp.engine.evaluate import batch_outputs
 from exp.engine.wrapper import forward, preprocessed, unwrapped
 from exp.errors import ConfigError, DataError
 from exp.forecasting.keys import interval_levels
-from exp.forecasting.metrics import WindowMetric
+from exp.forecasting.metrics import SeriesIds, WindowMetric
 from exp.forecasting.model import Contract
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Intervals:
 
 _FILE_KEYS = (
     "name", "root", "file", "archive_folder", "split", "val_size", "test_size", "val_start", "test_start", "header",
-    "date_column", "date_format", "allow_gaps",
+    "date_column", "date_format", "allow_gaps", "id_column", "static", "missing",
 )  # fmt: skip
 
 
@@ -440,9 +440,10 @@ class IntervalMetrics(WindowMetric):
     Args:
         intervals: the intervals that are measured.
         series: names of the C series, for tables per channel and step; None: only the totals.
-        mean: of the series in the units of the file, float64 (C,).
-        std: standard deviation of the series in the units of the file, float64 (C,).
+        mean: of the series in the units of the file, float64 (C,), of many series (S, C).
+        std: standard deviation of the series in the units of the file, likewise.
         scored: positions of the series that are forecast, which the tables show; None: all.
+        many: the series of a table; None: there is one.
     """
 
     def __init__(
@@ -452,9 +453,10 @@ class IntervalMetrics(WindowMetric):
         mean: torch.Tensor,
         std: torch.Tensor,
         scored: Sequence[int] | None = None,
+        many: SeriesIds | None = None,
     ) -> None:
-        self.intervals = intervals
-        self.scored = list(range(len(std)) if scored is None else scored)
+        self.intervals, self.many = intervals, many
+        self.scored = list(range(std.shape[-1]) if scored is None else scored)
         self.series = series
         levels = [percent(level) for level in intervals.levels]
         self._level_names = [f"{what}_{level}" for level in levels for what in ("coverage", "width")]
@@ -464,7 +466,7 @@ class IntervalMetrics(WindowMetric):
         self.names = [*self._level_names, *in_file, self._crps, f"{self._crps}_file_units", self._wql]
         self.units = dict.fromkeys((self._crps, *(f"width_{level}" for level in levels)), "standardized")
         # Relative to the largest deviation: sums of large units would overflow float32.
-        self._largest = float(std[self.scored].max())
+        self._largest = float(std[..., self.scored].max())
         self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()
         # Weights of the trapezoidal rule for twice the integral from 0 to 1; the losses are 0 at both ends.
         ends = [0.0, *(intervals.taus[number] for number in intervals.scored), 1.0]
@@ -479,7 +481,7 @@ class IntervalMetrics(WindowMetric):
             batch: ``y`` (B, H, C) is the truth; NaN: not known.
         """
         forecast = outputs.float()
-        self._scale, self._shift = self._scale.to(forecast.device), self._shift.to(forecast.device)
+        scale, shift = (self._of_windows(values, batch) for values in (self._scale, self._shift))
         target = batch["y"]
         observed = (target == target).float()
         truth = torch.where(observed > 0, target, forecast)
@@ -497,10 +499,10 @@ class IntervalMetrics(WindowMetric):
             inside = ((interval.lower <= truth) & (truth <= interval.upper)).float()
             width = interval.upper - interval.lower
             per_level += [inside * observed, width * observed]
-            in_file.append(width * self._scale * observed)
-        crps, losses = crps * observed, losses * observed * self._scale
-        size = (truth * self._scale + self._shift).abs() * observed
-        values = [observed, size, *per_level, *in_file, crps, crps * self._scale, losses]
+            in_file.append(width * scale * observed)
+        crps, losses = crps * observed, losses * observed * scale
+        size = (truth * scale + shift).abs() * observed
+        values = [observed, size, *per_level, *in_file, crps, crps * scale, losses]
         self._add([value.mean(dim=(1, 2)) for value in values], [observed, *per_level, crps])
 
     def compute(self, distributed: Distributed) -> dict[str, float]:

@@ -51,7 +51,7 @@ class ForecastingDataConfig:
     root: Optional[str] = None
     """Folder of the user's files; null: the sample data that come with exp."""
     file: str = MISSING
-    """Path below ``root``: CSV (also ``.gz``), or ``.npz`` with an array ``data``, the format of PEMS."""
+    """Path below ``root``: CSV (also ``.gz``), Parquet, or ``.npz`` with an array ``data``, the format of PEMS."""
     archive_folder: Optional[str] = None
     """Folder below ``root`` in which the Time-Series-Library's archive has the file; searched after ``root``."""
     split: str = "ratio"
@@ -79,9 +79,17 @@ class ForecastingDataConfig:
     """Columns whose future values are known. They are inputs and not scored; ``future`` has their values over the
     horizon beside its time features. ``[]``: the time features alone."""
     missing: str = "error"
-    """Empty cells: ``error`` raises; ``mask`` fills them in the inputs and leaves them out of loss and metrics."""
+    """Empty cells, and missing rows of a table of many series: ``error`` raises; ``mask`` fills them in the inputs and
+    leaves them out of loss and metrics."""
     lookback: int = 720
     horizon: int = 96
+    id_column: Optional[str] = None
+    """Column that names the series of each row, for tables of many series; null: the file is one series. Columns that
+    are read are then, without ``inputs``, those of ``targets`` and ``future_covariates``."""
+    static: Optional[List[str]] = None
+    """Columns of such a table that do not change within a series: numbers, or text."""
+    sampling: str = "windows"
+    """What an epoch draws from such a table: ``windows``, each once, or ``series``: as many windows of each series."""
     header: bool = True
     """Whether the first row has the names of the columns; false: numbers only, without dates."""
     date_column: Optional[str] = "date"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 import torch
 
@@ -15,7 +15,19 @@ from exp.metrics import Metric, Table
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["Baselines", "ForecastMetrics", "WindowMetric"]
+__all__ = ["Baselines", "ForecastMetrics", "SeriesIds", "WindowMetric"]
+
+
+class SeriesIds(NamedTuple):
+    """The series of a table.
+
+    Attributes:
+        names: of the S series.
+        of_row: the number of the series of each row of the table, int32 (T,); ``index`` of a batch has first rows.
+    """
+
+    names: Sequence[str]
+    of_row: torch.Tensor
 
 
 @dataclass
@@ -25,9 +37,9 @@ class Baselines:
     Attributes:
         season: length of a season in rows; 1: not known.
         seasonal: whether the lookback has a whole season, so that it can be repeated.
-        scale: mean absolute difference of training rows a season apart, standardized, float64 (C,); 0: the series is
-            left out of MASE; None: not known.
-        zero: what is 0 in the file, standardized, float64 (C,), if all series that are forecast are counts; else None.
+        scale: mean absolute difference of training rows a season apart, standardized, float64 (C,), of many series
+            (S, C); 0: the series is left out of MASE; None: not known.
+        zero: what is 0 in the file, standardized, likewise, if all series that are forecast are counts; else None.
         verdict: after :meth:`ForecastMetrics.compute`: a sentence that names the better baselines; None: none is
             better.
     """
@@ -49,12 +61,16 @@ class WindowMetric(Metric):
 
     greater_is_better = False
     series: Sequence[str] | None
-    """Names of series, to keep sums per series and step, too; None: only the totals."""
+    """Names of columns, to keep sums per column and step, too; None: only the totals."""
+    many: SeriesIds | None = None
+    """The series of the windows; None: there is one."""
+    _of_row: torch.Tensor | None = None  # on the device
 
     def reset(self) -> None:
         """Start a new evaluation."""
         self._windows: list[torch.Tensor] = []
         self._cell_batches: list[torch.Tensor] = []
+        self._indices: list[torch.Tensor] = []
         self._tables: list[Table] = []
 
     def tables(self) -> list[Table]:
@@ -66,6 +82,15 @@ class WindowMetric(Metric):
         self._windows.append(torch.stack(list(windows)))
         if self.series is not None:
             self._cell_batches.append(torch.stack([values.sum(dim=0) for values in cells]))
+
+    def _of_windows(self, values: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Values that belong to series, on the device: of the only one, (C,), or of each window's, (B, 1, C)."""
+        values = values.to(batch["y"].device)
+        if self.many is None:
+            return values
+        if self._of_row is None or self._of_row.device != values.device:
+            self._of_row = self.many.of_row.to(values.device)
+        return values.index_select(0, self._of_row.index_select(0, batch["index"])).unsqueeze(1)
 
     def _totals(self, count: int, distributed: Distributed) -> list[float]:
         """Sums of ``count`` figures over all windows of all ranks."""
@@ -109,15 +134,18 @@ class ForecastMetrics(WindowMetric):
     ``mse_naive`` and ``mae_naive`` are the errors of repeating the last value in the same windows;
     ``mse_seasonal_naive`` and ``mae_seasonal_naive`` those of repeating the last season, if the lookback has one.
     ``mase`` is the mean of absolute errors divided by each series' ``scale`` (Hyndman and Koehler, Int. J. Forecasting
-    22(4), 2006), over the cells with a truth of the series that have a scale. The verdict of ``baselines`` also
+    22(4), 2006), over the cells with a truth of the series that have a scale; of many series, it is the mean of the
+    series' values, as in utilsforecast. The verdict of ``baselines`` also
     compares with the mean of the lookback, and with zero for counts.
 
     Args:
         series: names of the C series, to keep errors per series and per horizon step, too; None: only the totals.
-        std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
+        std: by which the series were divided, float64 (C,), of many series (S, C), on the CPU; None: the values are in
+            the units of the file.
         scored: positions of the series that are forecast, if some cells have no truth. Means are then over the cells
             that have one, so a window counts in proportion to them. None: every cell has a truth.
         baselines: the naive forecasts to compare with; None: no comparison.
+        many: the series of a table, whose errors are then also kept one by one; None: there is one.
     """
 
     def __init__(
@@ -126,11 +154,13 @@ class ForecastMetrics(WindowMetric):
         std: torch.Tensor | None = None,
         scored: Sequence[int] | None = None,
         baselines: Baselines | None = None,
+        many: SeriesIds | None = None,
     ) -> None:
+        self.many = many
         scale = None if baselines is None else baselines.scale
         if scored is not None:
             series = None if series is None else [series[position] for position in scored]
-            std, scale = (None if values is None else values[torch.tensor(scored)] for values in (std, scale))
+            std, scale = (None if values is None else values[..., torch.tensor(scored)] for values in (std, scale))
         self.series, self.std, self.baselines = series, std, baselines
         self.scored = None if scored is None else torch.tensor(scored)
         names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
@@ -167,20 +197,21 @@ class ForecastMetrics(WindowMetric):
         error, observed = self._error(outputs.float(), batch)
         values = [error.square(), error.abs()]
         if self._relative is not None:
-            self._relative = self._relative.to(error.device)
-            scaled = error * self._relative
+            scaled = error * self._of_windows(self._relative, batch)
             values += [scaled.square(), scaled.abs()]
-        if self._weights is not None:
-            self._weights = self._weights.to(error.device)
-            values.append(values[1] * self._weights)
+        weights = None if self._weights is None else self._of_windows(self._weights, batch)
+        if weights is not None:
+            values.append(values[1] * weights)
         for forecast in self._naive_forecasts(batch):
             other, _ = self._error(forecast, batch)
             values += [other.square(), other.abs()]
-        if self._weights is not None:
-            values.append(observed * (self._weights > 0))
+        if weights is not None:
+            values.append(observed * (weights > 0))
         values += [self._error(forecast, batch)[0].square() for forecast in self._flat_forecasts(batch)]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
         self._add([of_window(value, dim=(1, 2)) for value in [*values, observed]], [*values[:2], observed])
+        if self.many is not None:
+            self._indices.append(batch["index"])
 
     def _error(self, forecast: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """For the scored series: the difference to the truth, and 1 where there is a truth, (B, H, scored) each."""
@@ -205,7 +236,7 @@ class ForecastMetrics(WindowMetric):
             return []
         x, zero = batch["x"], self.baselines.zero
         levels = [x.mean(dim=1, keepdim=True)]
-        levels += [] if zero is None else [zero.float().to(x.device).expand_as(levels[0])]
+        levels += [] if zero is None else [self._of_windows(zero.float(), batch).expand_as(levels[0])]
         return [level.expand_as(batch["y"]) for level in levels]
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
@@ -223,7 +254,7 @@ class ForecastMetrics(WindowMetric):
         if self.series is not None:
             squared, absolute, cells = self._cell_sums(distributed)
             errors = {"mse": squared, "mae": absolute}
-            if self.std is not None:
+            if self.std is not None and self.many is None:
                 errors.update(mse_file_units=squared * self.std**2, mae_file_units=absolute * self.std)
             self._tabulate("", self.series, cells, errors)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
@@ -232,9 +263,33 @@ class ForecastMetrics(WindowMetric):
         if "mase" in metrics:  # no cell of a series with a scale may have a truth
             scaled = others.pop("scaled")
             metrics["mase"] = metrics["mase"] / scaled if scaled else math.nan
+        if self.many is not None:
+            by_series = self._by_series(distributed)
+            if "mase" in metrics:
+                values = by_series["mase"]
+                metrics["mase"] = float(values[values == values].mean())
+            if self.series is not None:
+                columns = {name: values.tolist() for name, values in by_series.items()}
+                self._tables.append(Table("per_series", "series", list(self.many.names), columns, self.units))
         if self.baselines is not None:
             self.baselines.verdict = _verdict(metrics, self.baselines.season, others)
         return metrics
+
+    def _by_series(self, distributed: Distributed) -> dict[str, torch.Tensor]:
+        """The errors of each series, float64 (S,); NaN where it has no window with a truth, or no scale."""
+        assert self.many is not None
+        count = len(self.names) + len(self._other_names) + 1
+        sums = torch.zeros(count, len(self.many.names), dtype=torch.float64)
+        if self._windows:
+            series = self.many.of_row[torch.cat(self._indices).cpu()].long()
+            sums.index_add_(1, series, torch.cat(self._windows, dim=1).cpu().double())
+        sums = distributed.sum(sums)
+        cells, factors = sums[-1], {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
+        shown = [name for name in self.names if not name.endswith("naive")]
+        result = {name: sums[self.names.index(name)] / cells * factors.get(name, 1.0) for name in shown}
+        if "mase" in result:
+            result["mase"] = sums[self.names.index("mase")] / sums[len(self.names)]
+        return result
 
 
 def _verdict(metrics: dict[str, float], season: int, others: Mapping[str, float]) -> str | None:

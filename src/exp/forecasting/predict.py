@@ -48,6 +48,7 @@ class Forecast(NamedTuple):
         truth: (H, C); None: not known yet.
         dates: of the L + H rows; None: the file has no dates.
         intervals: around the forecast, (H, C) each, ascending.
+        series: its id in a table of many series; None: there is one.
     """
 
     title: str
@@ -56,10 +57,11 @@ class Forecast(NamedTuple):
     truth: np.ndarray | None
     dates: pd.DatetimeIndex | None
     intervals: Sequence[Interval] = ()
+    series: str | None = None
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
-    """Forecast windows of the test split, and the horizon after the last row of the file.
+    """Forecast windows of the test split, and the horizon after the last row of the file (of each series).
 
     Rank 0 alone computes and writes ``forecasts/future.csv`` (without truth) and, for ``task.num_windows`` windows,
     ``forecasts/window_<n>.csv`` (date; for each target the forecast, ends of intervals and truth), each with plots of
@@ -94,23 +96,30 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     evaluator = Evaluator(data_metrics if isinstance(data_metrics, list) else [data_metrics])
     windows = {}
     for index in _evenly_spaced(len(data.test), count).split(data.eval_batch_size) if count else ():
-        values = _forecast_arrays(session, data, model, data.test[index], evaluator)
-        for row, number in enumerate(index.tolist()):
-            first = data.rows["test"].start + number
+        firsts = _first_rows(data, index)
+        values = _forecast_arrays(session, data, model, data.test[index], firsts, evaluator)
+        for row, (number, first) in enumerate(zip(index.tolist(), firsts.tolist())):
             dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
             windows[f"window_{number:05d}"] = _window_forecast(data, f"test window {number}", first, dates, values, row)
-    batch, future_dates = data.future_window()
-    first = data.num_observed_rows - data.lookback
-    dates = None if future_dates is None else data.dates[first : data.num_observed_rows].append(future_dates)
     calibrated = data.intervals
     if task.refit and calibrated is not None:
         data.intervals = calibrated.with_model(session, refitted)
-    values = _forecast_arrays(session, data, refitted, batch)
-    windows["future"] = _window_forecast(data, "what follows the last row", first, dates, values)
-    data.intervals, files = calibrated, []
+    files = []
+    if data.ids is None:
+        (first,), (dates,), values = _future_arrays(session, data, refitted, [0])
+        dates = None if dates is None else data.dates[int(first) : int(first) + data.lookback].append(dates)
+        windows["future"] = _window_forecast(data, "what follows the last row", int(first), dates, values)
+    else:
+        path = session.folder.path / "forecasts" / "future.csv"
+        write_atomically(path, lambda file: _write_csv(file, _future_tables(session, data, refitted)))
+        files.append(str(path.relative_to(session.folder.path)))
+    data.intervals = calibrated
     for name, window in windows.items():
         path = session.folder.path / "forecasts" / f"{name}.csv"
-        write_atomically(path, wide_table(window, data.target_names).to_csv(index=False).encode())
+        table = wide_table(window, data.target_names)
+        if window.series is not None:
+            table.insert(0, data.config.id_column, escape_formula(window.series))
+        write_atomically(path, table.to_csv(index=False).encode())
         files.append(str(path.relative_to(session.folder.path)))
         if session.config.plots:  # drawing takes longer than writing
             for page, channels in channel_pages.items():
@@ -133,10 +142,50 @@ def _evenly_spaced(windows: int, count: int) -> torch.Tensor:
     return torch.linspace(0, windows - 1, count, dtype=torch.float64).round().long()
 
 
+def _first_rows(data: Any, windows: torch.Tensor) -> torch.Tensor:
+    """The first rows of windows of the test split, int64 (B,)."""
+    rows: torch.Tensor = data.test.first_row + data.test.sample_ids(windows)
+    return rows
+
+
+def _future_tables(session: Session, data: Any, model: Any) -> Iterator[pd.DataFrame]:
+    """What follows the last observed row of each series that is long enough for a forecast, batch by batch."""
+    numbers = np.flatnonzero(data.observed_stops - data.starts[:-1] >= data.lookback)
+    for begin in range(0, len(numbers), data.eval_batch_size):
+        chosen = numbers[begin : begin + data.eval_batch_size].tolist()
+        firsts, dates, values = _future_arrays(session, data, model, chosen)
+        arrays = {name: array.reshape(-1, array.shape[-1]) for name, array in values.items()}
+        joined = None if dates[0] is None else dates[0].append(dates[1:])
+        window = Forecast("", arrays["forecast"][:0], arrays["forecast"], None, joined, _intervals(data, arrays))
+        table = wide_table(window, data.target_names)
+        if joined is None:
+            table.iloc[:, 0] = np.tile(np.arange(1, data.horizon + 1), len(firsts))
+        ids = [str(escape_formula(data.ids[number])) for number in chosen]
+        table.insert(0, data.config.id_column, np.repeat(ids, data.horizon))
+        yield table
+
+
+def _future_arrays(
+    session: Session, data: Any, model: Any, series: list[int]
+) -> tuple[torch.Tensor, list[Any], dict[str, np.ndarray]]:
+    """For the forecasts after the last observed rows: first rows of the lookbacks, dates, and the values."""
+    batch, dates = data.future_windows(series)
+    firsts = torch.from_numpy(data.observed_stops[series] - data.lookback)
+    return firsts, dates, _forecast_arrays(session, data, model, batch, firsts)
+
+
 def _forecast_arrays(
-    session: Session, data: Any, model: Any, batch: dict[str, Any], evaluator: Evaluator | None = None
+    session: Session,
+    data: Any,
+    model: Any,
+    batch: dict[str, Any],
+    rows: torch.Tensor,
+    evaluator: Evaluator | None = None,
 ) -> dict[str, np.ndarray]:
-    """Forecast, ends of intervals and, if the batch has it, truth, (B, H, targets) each, in the units of the file."""
+    """Forecast, ends of intervals and, if the batch has it, truth, (B, H, targets) each, in the units of the file.
+
+    ``rows`` are the first rows of the windows, int64 (B,).
+    """
     outputs = batch_outputs(session, model, batch)
     if evaluator is not None:
         evaluator.update(outputs, batch)
@@ -147,13 +196,15 @@ def _forecast_arrays(
             tensors.update({f"lo{percent(level)}": lower, f"hi{percent(level)}": upper})
     if "y" in batch:
         tensors["truth"] = batch["y"]
-    return {name: _to_file_units(data, values) for name, values in tensors.items()}
+    return {name: _to_file_units(data, values, rows) for name, values in tensors.items()}
 
 
-def _to_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
-    """The targets, float64 (..., targets) in the units of the file, of standardized values (..., C)."""
-    array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
-    return round_values(array, data.std.numpy())[..., data.scored]
+def _to_file_units(data: Any, values: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
+    """The targets, float64 (B, ..., targets) in the units of the file, of standardized values (B, ..., C)."""
+    series = data.series_of(rows)
+    array: np.ndarray = data.to_original_units(values.double(), series).numpy()  # on the CPU: float64 costs nothing
+    std = data.std if series is None else data.std[series].unsqueeze(1)
+    return round_values(array, std.numpy())[..., data.scored]
 
 
 def round_values(values: np.ndarray, std: np.ndarray) -> np.ndarray:
@@ -173,16 +224,22 @@ def round_values(values: np.ndarray, std: np.ndarray) -> np.ndarray:
     return result
 
 
+def _intervals(data: Any, arrays: dict[str, np.ndarray]) -> list[Interval]:
+    levels = data.intervals.levels if data.intervals is not None else []
+    return [Interval(level, arrays[f"lo{percent(level)}"], arrays[f"hi{percent(level)}"]) for level in levels]
+
+
 def _window_forecast(
     data: Any, description: str, first_row: int, dates: Any, values: dict[str, np.ndarray], row: int = 0
 ) -> Forecast:
     """One window of a batch; its lookback begins at row ``first_row`` of the file."""
     arrays = {name: batch[row] for name, batch in values.items()}
-    levels = data.intervals.levels if data.intervals is not None else []
-    intervals = [Interval(level, arrays[f"lo{percent(level)}"], arrays[f"hi{percent(level)}"]) for level in levels]
-    past = _to_file_units(data, data.lookback_rows(first_row))
-    title = f"{data.name}: {description}" + ("" if dates is None else f", forecast from {dates[data.lookback]}")
-    return Forecast(title, past, arrays["forecast"], arrays.get("truth"), dates, intervals)
+    intervals = _intervals(data, arrays)
+    past = _to_file_units(data, data.lookback_rows(first_row)[None], torch.tensor([first_row]))[0]
+    series = None if data.ids is None else data.ids[int(data.series_of(torch.tensor([first_row])))]
+    title = f"{data.name}{'' if series is None else f', {series}'}: {description}"
+    title += "" if dates is None else f", forecast from {dates[data.lookback]}"
+    return Forecast(title, past, arrays["forecast"], arrays.get("truth"), dates, intervals, series)
 
 
 def wide_table(window: Forecast, names: Sequence[str]) -> pd.DataFrame:
@@ -221,9 +278,13 @@ def _backtest(
     """Forecast windows batch by batch: update the evaluator, and yield the table of each batch."""
     rows = pd.RangeIndex(data.num_rows) if data.dates is None else data.dates
     for index in windows.split(data.eval_batch_size):
-        values = _forecast_arrays(session, data, model, data.test[index], evaluator)
-        origins = data.rows["test"].start + data.lookback - 1 + index.numpy()
-        yield backtest_table(values, data.target_names, rows, origins)
+        firsts = _first_rows(data, index)
+        values = _forecast_arrays(session, data, model, data.test[index], firsts, evaluator)
+        table = backtest_table(values, data.target_names, rows, firsts.numpy() + data.lookback - 1)
+        if data.ids is not None:
+            ids = [str(escape_formula(data.ids[number])) for number in data.series_of(firsts).tolist()]
+            table.insert(0, data.config.id_column, np.repeat(ids, len(table) // len(ids)))
+        yield table
 
 
 def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: Any, origins: np.ndarray) -> pd.DataFrame:

@@ -74,8 +74,9 @@ def refit(session: Session, data: Any) -> Any:
             trainer.close()
     finally:
         session.config = config
+    num_rows = int((data.observed_stops - data.starts[:-1]).sum())
     note = (
-        f"refit: trained once more on all {data.num_observed_rows} rows ({len(every.train)} windows) for {steps} "
+        f"refit: trained once more on all {num_rows} rows ({len(every.train)} windows) for {steps} "
         f"steps; forecasts/future.csv is of these weights ({session.folder.checkpoints.name}/), windows with truth are "
         f"of {weights.path.name} of the run"
     )

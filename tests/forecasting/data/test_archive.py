@@ -61,9 +61,9 @@ def test_the_archive_is_read_as_it_is(name, tmp_path):
     data = instantiate(config)
     assert (len(data.train), len(data.val), len(data.test)) == windows
     known = data.to_original_units(data.test[[0]]["y"].double())[0].numpy()
-    begin = data.rows["test"].start + 24
+    begin = int(data.rows["test"][0, 0]) + 24
     np.testing.assert_allclose(known, values[begin : begin + 8], atol=1e-4)
-    assert data.test[[0]]["marks"].any() == (first is not None) == (data.future_window()[1] is not None)
+    assert data.test[[0]]["marks"].any() == (first is not None) == (data.future_windows()[1][0] is not None)
     if first is not None:
         assert (data.dates[0], data.calendar.irregular) == (pd.Timestamp(first), 0)
     (tmp_path / file).rename(tmp_path / file.rpartition("/")[2])  # the file itself in the folder: as before

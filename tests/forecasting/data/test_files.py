@@ -166,7 +166,7 @@ def test_the_first_cell_that_is_wrong_is_named(write):
     assert "data.channels=7" in refusal(write(GOOD), channels=7)
     assert "data.date_column=ds" in refusal(write("unique_id,ds,y\nA,2020-01-01,1\n"))
     long = sorted(f"2020-01-{day:02d},{plant},{day}\n" for plant in (7, 9) for day in range(1, 21))
-    assert "columns='plant', values='y'" in refusal(write("date,plant,y\n" + "".join(long)))
+    assert "data.id_column=plant data.targets=[y]" in refusal(write("date,plant,y\n" + "".join(long)))
     assert "data.header=true" in refusal(write(GOOD), header=False)
     assert "row 2, column 1: 'x'" in refusal(write("1,2\nx,4\n"), header=False)
     assert "row 1, column 2: ''" in refusal(write("1,\n3,4\n"), header=False)

@@ -123,7 +123,7 @@ def test_what_is_saved_of_a_series_is_that_of_its_training_rows(made):
     state = data.state_dict()
     expected = {"mean": 174.5, "std": ((350**2 - 1) / 12) ** 0.5, "low": 3.49, "high": 345.51, "missing": 0.0}
     assert {name: state[name][0] for name in expected} == pytest.approx(expected)
-    window, dates = data.future_window()  # after the last row, 499, of 2020-01-21 19:00
+    window, (dates,) = data.future_windows()  # after the last row, 499, of 2020-01-21 19:00
     seen = data.to_original_units(window["x"].double())[0, :, 0]
     np.testing.assert_allclose(seen, np.arange(476, 500), atol=1e-4)
     assert [str(dates[0]), len(dates)] == ["2020-01-21 20:00:00", 8]

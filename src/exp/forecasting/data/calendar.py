@@ -92,6 +92,10 @@ class Grid:
         dates = dates.tz_localize(self.zone, ambiguous=np.ones(count, dtype=bool), nonexistent="shift_forward")
         return dates.tz_convert(last.tz or "UTC").tz_localize(None).tz_localize(last.tz)
 
+    def slots_of(self, dates: pd.DatetimeIndex) -> np.ndarray:
+        """The number of the slot that is nearest to each date, int64 (T,)."""
+        return self._slot_indices(_local_times(dates, self.zone))
+
     def _slot_indices(self, times: np.ndarray) -> np.ndarray:
         """The number of the slot that is nearest to each time."""
         slots = np.array(self.slots)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
-from torch.utils.data import Dataset
 
 from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions, Units
@@ -26,9 +25,10 @@ from exp.forecasting.data.series import (
     read_series,
 )
 from exp.forecasting.data.splits import split_rows
+from exp.forecasting.data.windows import WindowDataset
 from exp.forecasting.intervals import IntervalMetrics, Intervals, build_intervals
 from exp.forecasting.keys import ForecastingDataConfig
-from exp.forecasting.metrics import Baselines, ForecastMetrics
+from exp.forecasting.metrics import Baselines, ForecastMetrics, SeriesIds
 from exp.forecasting.model import Contract
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ class ForecastingData(Data):
 
     Attributes:
         train, val, test: windows of each split, views of one series.
-        rows: the rows of each split, by name.
+        rows: the first row of each split and the one after the last, of each series, int64 (S, 2), by name.
+        ids: names of the S series of a table; None: it is one series.
+        starts: the first row of each series, and the number of all rows, int64 (S + 1,).
+        observed_stops: the row after the last one with a target's value, of each series, int64 (S,); its end unless
+            covariates may run ahead.
         num_marks: number of time features (M).
         intervals: intervals around forecasts (:meth:`calibrate`); None: there are none.
         config: the keys of ``data``.
@@ -57,11 +61,9 @@ class ForecastingData(Data):
         names: of the C series.
         scored: positions in ``names`` of the series that are forecast.
         target_names: names of these.
-        mean: of the training rows in the units of the file, float64 (C,).
-        std: population standard deviation of the training rows, float64 (C,); 1 where a series is constant.
+        mean: of the training rows in the units of the file, float64 (C,); of many series (S, C).
+        std: population standard deviation of the training rows, likewise; 1 where a series is constant.
         num_rows: number of rows of the file (T).
-        num_observed_rows: number of rows up to the last one with a target's value; all rows unless covariates may run
-            ahead.
         dates: of the rows; None: the file has no dates.
         calendar: when rows come (:class:`exp.forecasting.data.calendar.Calendar`); None: not known.
         notes: warnings about the data.
@@ -76,7 +78,7 @@ class ForecastingData(Data):
     raw_arguments = ("derived_columns",)
     num_marks = len(TIME_FEATURES)
     intervals: Intervals | None = None
-    rows: dict[str, range]
+    rows: dict[str, np.ndarray]
     _uses_future = True  # until the model is built
     _tensors: dict[str, torch.Tensor]  # the arguments of WindowDataset
 
@@ -117,39 +119,54 @@ class ForecastingData(Data):
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, self.dates, self.calendar = len(series.values), series.dates.index, series.dates.calendar
-        self.num_observed_rows = self.num_rows
+        self.ids, self.starts = series.layout.ids, series.layout.starts
+        first, lengths = self.starts[:-1], np.diff(self.starts)
+        self._series_of_row = torch.from_numpy(series.layout.series_of_row)
+        observed = lengths
         if self.config.future_covariates is not None and self.config.missing == "mask":  # covariates may run ahead
             has_target = ~np.isnan(series.values[:, self.scored]).all(axis=1)
-            self.num_observed_rows -= int(has_target[::-1].argmax()) if has_target.any() else self.num_rows
+            after = np.arange(1, self.num_rows + 1) - np.repeat(first, lengths)
+            observed = np.maximum.reduceat(np.where(has_target, after, 0), first)
+        self.observed_stops = first + observed
         # Rows after the last truth have covariates only: no error can be measured there.
-        num_rows = self.num_rows if self.config.split == "test_only" else self.num_observed_rows
+        num_rows = lengths if self.config.split == "test_only" else observed
         try:
-            parts = split_rows(self.config, np.array([num_rows]), series.dates.rows_before)
-            rows = {split: range(*part[0].tolist()) for split, part in parts.items()}
-            if saved is None and "train" not in rows:
+            parts = split_rows(self.config, num_rows, functools.partial(series.dates.rows_before, self.starts))
+            if saved is None and "train" not in parts:
                 raise DataError("data.split=test_only has no rows for training, and so no standardization")
         except DataError as error:
-            if saved is None or self.num_rows < self.lookback:
+            if saved is None or lengths.max() < self.lookback:
                 raise DataError(
                     f"{self.path}: {error}. With the weights of a run, data.lookback={self.lookback} rows suffice: "
                     f"task=predict init_from=<run folder> task.input={self.path}"
                 ) from error
-            rows = {"test": range(self.num_rows)}
+            parts = {"test": np.stack([np.zeros_like(lengths), lengths], axis=1)}
         seconds, grid = (self.calendar.seconds, self.calendar.state_dict()) if self.calendar else (None, None)
         statistics, notes = saved, [*series.dates.warnings]
-        if "train" in rows:
-            computed, warning = compute_statistics(self.config, series, len(rows["train"]))
-            statistics = computed if saved is None or saved.name != self.name else saved
-            notes += [warning] * bool(warning)
+        takes_saved = saved is not None and ("train" not in parts or saved.name == self.name)
+        if "train" in parts or self.ids is not None:
+            train = parts["train"][:, 1] if "train" in parts else np.zeros_like(lengths)
+            if self.ids is not None:  # a series that is new has at least the rows that its first window sees
+                train = np.maximum(train, np.minimum(observed, self.lookback))
+            saved_season = saved.season if saved is not None and takes_saved else None
+            computed, warning = compute_statistics(self.config, series, train, saved_season)
+            num_new = 0
+            if saved is not None and takes_saved:
+                statistics, num_new = saved.matched(computed)
+            else:
+                statistics = computed
+            notes += [warning] * bool(warning and (self.ids is None or not takes_saved))
+            if num_new:
+                notes.append(f"{num_new} of {len(lengths)} series are new: standardized by their own first rows")
         assert statistics is not None
         notes += outlier_warnings(series)
-        if statistics is saved:
+        if saved is not None and takes_saved:
             if seconds and saved.seconds and not same_spacing(seconds, saved.seconds):
                 raise DataError(
                     f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
                     f"trained on {timedelta(seconds=saved.seconds)}; give rows of that distance"
                 )
-            notes += saved.drift_warnings(series, rows["test"])
+            notes += saved.drift_warnings(series, range(*parts["test"][0].tolist()))
         elif saved is not None:
             notes.append(
                 f"{self.name} is standardized by its own training rows, not by those of {saved.name}, which the "
@@ -159,31 +176,49 @@ class ForecastingData(Data):
             statistics = replace(statistics, season=self.config.season, scale=None)
         date_format = series.dates.date_format
         self._statistics = replace(statistics, name=self.name, date_format=date_format, seconds=seconds, calendar=grid)
+        if self.ids is not None:
+            short = int((observed < self.lookback + self.horizon).sum())
+            needed = f"data.lookback + data.horizon = {self.lookback + self.horizon} rows"
+            notes += [f"{short} of {len(lengths)} series have fewer than {needed}, and so no window"] * bool(short)
+            known = np.arange(self.num_rows) < np.repeat(first + train, lengths)
+            known &= ~np.isnan(series.values[:, self.scored]).all(axis=1)
+            has_value = np.logical_or.reduceat(known, first)
+            num_empty = int((~has_value).sum())
+            notes += [
+                f"{num_empty} of {len(lengths)} series have no value in their training rows, and so no window"
+            ] * (num_empty > 0)
+            parts = {name: np.where(has_value[:, None], part, 0) for name, part in parts.items()}
         self._standardize(series)
-        for split, part in rows.items():
-            setattr(self, split, self._windows(part))
-        self.notes, self.rows = notes, rows
+        self.rows = {name: part + first[:, None] for name, part in parts.items()}
+        for split, rows in self.rows.items():
+            setattr(self, split, self._windows(rows, self.config.sampling == "series" and split == "train"))
+        self.notes = notes
 
-    def _windows(self, rows: range) -> WindowDataset:
+    def _windows(self, rows: np.ndarray, per_series: bool = False) -> WindowDataset:
         keep_on_device = None if self.config.device_cache == "auto" else bool(self.config.device_cache)
-        return WindowDataset(self._tensors, rows, self.lookback, self.horizon, keep_on_device)
+        sizes = self.lookback, self.horizon
+        return WindowDataset(self._tensors, rows, *sizes, keep_on_device, per_series, self._static)
 
     def all_windows(self) -> WindowDataset:
-        """The windows of all rows up to :attr:`num_observed_rows`."""
-        return self._windows(range(self.num_observed_rows))
+        """The windows of all rows up to :attr:`observed_stops`."""
+        rows = np.stack([self.starts[:-1], self.observed_stops], axis=1)
+        return self._windows(rows, self.config.sampling == "series")
 
     def _standardize(self, series: Series) -> None:
-        statistics = self._statistics
-        scale = None if statistics.scale is None else torch.tensor(statistics.scale, dtype=torch.float64)
-        self.mean = torch.tensor(statistics.mean, dtype=torch.float64)
-        self.std = torch.tensor(statistics.std, dtype=torch.float64)
+        statistics, of_row = self._statistics, self._series_of_row.numpy()
+        scale = None if statistics.scale is None else torch.as_tensor(statistics.scale, dtype=torch.float64)
+        self.mean = torch.as_tensor(statistics.mean, dtype=torch.float64)
+        self.std = torch.as_tensor(statistics.std, dtype=torch.float64)
         targets = series.values[:, self.scored]
         targets = targets[~np.isnan(targets)]
         zero = -self.mean / self.std if ((targets >= 0) & (targets == np.floor(targets))).all() else None  # of counts
         self._baselines = Baselines(statistics.season, 1 < statistics.season <= self.lookback, scale, zero)
-        standardized = (series.values - self.mean.numpy()) / self.std.numpy()
-        filled = _fill_cells(standardized)
-        arrays = {"x": filled, "marks": time_features(self.dates, self.num_rows)}
+        mean, std = self.mean.numpy(), self.std.numpy()
+        standardized = (series.values - mean) / std if self.ids is None else series.values - mean[of_row]
+        if self.ids is not None:
+            standardized /= std[of_row]
+        filled = _fill_cells(standardized, self.starts)
+        arrays = {"x": filled, "marks": self._marks(series)}
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
             arrays["y"] = np.full_like(standardized, np.nan)
             arrays["y"][:, self.scored] = standardized[:, self.scored]
@@ -192,6 +227,29 @@ class ForecastingData(Data):
             self._raw = series
         self._tensors = {name: _series_contiguous(rows) for name, rows in arrays.items()}
         self._truth = self._tensors.get("y")
+        self._static = None
+        if series.static is not None:
+            moments = statistics.static
+            if moments is None:
+                cells = torch.from_numpy(series.static)
+                known = torch.where(cells == cells, cells, torch.zeros_like(cells))
+                deviation = known.std(0, unbiased=False)
+                moments = torch.stack(
+                    [known.mean(0), torch.where(deviation > 0, deviation, torch.ones_like(deviation))]
+                )
+                self._statistics = replace(statistics, static=moments, categories=series.categories)
+            values = ((torch.from_numpy(series.static) - moments[0]) / moments[1]).float()
+            self._static = torch.where(values == values, values, torch.zeros_like(values)), self._series_of_row
+
+    def _marks(self, series: Series) -> np.ndarray:
+        if self.ids is None or self.dates is None:
+            return time_features(self.dates, self.num_rows)
+        codes, distinct = pd.factorize(series.dates.index)  # of many rows with the same dates
+        return time_features(pd.DatetimeIndex(distinct), len(distinct))[codes]
+
+    def series_of(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """The number of the series of each row of the table, int64; None: it is one series."""
+        return None if self.ids is None else self._series_of_row[rows].long()
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
@@ -204,7 +262,10 @@ class ForecastingData(Data):
         if config.future_covariates is not None:
             widths["future"] = len(config.future_covariates) + cls.num_marks
         series = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
-        window = WindowDataset(series, range(rows), config.lookback, config.horizon)[[0]]
+        static = None
+        if config.static:  # as if all were numbers
+            static = torch.zeros(1, len(config.static)), torch.zeros(rows, dtype=torch.int32)
+        window = WindowDataset(series, range(rows), config.lookback, config.horizon, static=static)[[0]]
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
@@ -266,6 +327,8 @@ class ForecastingData(Data):
                 f"{type(model).__name__} does not use the future of data.future_covariates "
                 f"({shortened([*covariates, 'the time features'])}): they are inputs over the lookback only"
             )
+        if self.config.static and not contract.uses("static"):
+            messages.append(f"{type(model).__name__} does not use data.static ({shortened(self.config.static)})")
         for message in messages:
             session.print(message)
         self.notes = [*self.notes, *messages]
@@ -280,14 +343,18 @@ class ForecastingData(Data):
             DataError: there is nothing to measure; the message names file, split and series.
         """
         for split in splits:
-            first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
-            if stop - first < self.horizon:
+            begins, stops = (self.rows[split] + [self.lookback, 0]).T
+            first, stop = int(begins[0]), int(stops[-1])
+            if not len(getattr(self, split)):
                 raise DataError(
                     f"{self.path} has {self.num_rows} rows, and a window with truth needs "
                     f"{self.lookback + self.horizon} (data.lookback + data.horizon); give it more, or take "
                     "task=predict, which forecasts what follows"
                 )
-            if self._truth is not None and self._truth[first:stop, self.scored].isnan().all():
+            if self._truth is None:
+                continue
+            counts = np.append(0, np.cumsum(~self._truth[:, self.scored].isnan().all(dim=1).numpy()))
+            if not (counts[stops] - counts[np.minimum(begins, stops)]).any():
                 raise DataError(
                     f"{self.path}: no value of {shortened(self.target_names)} where the {split} split is forecast "
                     f"(rows {first + 1} to {stop} of {self.num_rows} below the header), so that there is nothing to "
@@ -305,10 +372,12 @@ class ForecastingData(Data):
             detailed: also errors per series and per step of the horizon.
         """
         names = self.names if detailed else None
-        errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored, self._baselines)
+        many = None if self.ids is None else SeriesIds(self.ids, self._series_of_row)
+        scored = None if self._truth is None else self.scored
+        errors = ForecastMetrics(names, self.std, scored, self._baselines, many)
         if self.intervals is None:
             return errors
-        return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
+        return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored, many)]
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
@@ -323,6 +392,8 @@ class ForecastingData(Data):
             gather: of :class:`exp.distributed.Distributed`; not needed, since every rank knows the same.
         """
         content: dict[str, Any] = {split: len(getattr(self, split)) for split in self.rows}
+        if self.ids is not None:
+            content["series"] = len(self.ids)
         if self._truth is not None:
             content["targets"] = self.target_names
             content["cells_without_truth"] = int(self._truth[:, self.scored].isnan().sum())
@@ -340,217 +411,147 @@ class ForecastingData(Data):
         return content
 
     def units(self) -> dict[str, Units]:
-        """The units of the file and of its dates, and the names of columns (``task=export``)."""
+        """The units of the file and of its dates, and the names of columns (``task=export``).
+
+        Values of many series stay standardized, each series by its own mean and deviation.
+        """
         forecast = [name if position in self.scored else None for position, name in enumerate(self.names)]
         lowest, highest = torch.tensor([*TIME_FEATURES.values()], dtype=torch.float64).t()
         offset, scale, parts = (lowest + highest) / 2, highest - lowest, [*TIME_FEATURES]
         if self.dates is None:  # the features are 0
             offset, scale, parts = torch.zeros_like(offset), torch.ones_like(scale), ["zero"] * self.num_marks
+        mean, std, about = self.mean, self.std, {}
+        if self.ids is not None:
+            mean, std, about = torch.zeros_like(mean[0]), torch.ones_like(std[0]), {"standardized": "by series"}
         units = {
-            "x": Units(self.mean, self.std, about={"columns": list(self.names)}),
+            "x": Units(mean, std, about={"columns": list(self.names), **about}),
             "marks": Units(offset, scale, about={"columns": parts}),
-            "output": Units(self.mean, self.std, about={"columns": forecast}),
+            "output": Units(mean, std, about={"columns": forecast, **about}),
         }
         if "future" in self._tensors:
             covariates = self._raw.columns.covariates or []
-            offset = torch.cat([self.mean[covariates], offset])
-            scale = torch.cat([self.std[covariates], scale])
+            offset = torch.cat([mean[covariates], offset])
+            scale = torch.cat([std[covariates], scale])
             columns = [*(self.names[position] for position in covariates), *parts]
             units["future"] = Units(offset, scale, about={"columns": columns})
         return units
 
-    def to_original_units(self, values: torch.Tensor) -> torch.Tensor:
+    def to_original_units(self, values: torch.Tensor, series: torch.Tensor | None = None) -> torch.Tensor:
         """Undo the standardization.
 
         Args:
-            values: standardized, (..., C), any floating dtype and device.
+            values: standardized, (..., C), any floating dtype and device; of many series (B, ..., C).
+            series: of many, the number of each one, int64 (B,).
 
         Returns:
             The same shape, dtype and device.
         """
         # Convert the dtype first: not every device supports float64.
         mean, std = (stat.to(values.dtype).to(values.device) for stat in (self.mean, self.std))
+        if series is not None:
+            mean, std = (stat[series].reshape(len(series), *[1] * (values.dim() - 2), -1) for stat in (mean, std))
         return values * std + mean
 
     def lookback_rows(self, begin: int) -> torch.Tensor:
         """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
         return self._tensors.get("y", self._tensors["x"])[begin : begin + self.lookback]
 
-    def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
-        """The batch for a forecast of the H rows after :attr:`num_observed_rows`, and their dates.
+    def future_windows(self, series: Sequence[int] = (0,)) -> tuple[dict[str, torch.Tensor], list[Any]]:
+        """The batch for a forecast of the H rows after the last observed row of some series, and their dates.
+
+        Args:
+            series: numbers of B series with at least ``lookback`` observed rows.
 
         Returns:
-            ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.future_covariates`` also ``"future"`` (1, H, K); and
-            the dates, which continue the file's (:meth:`exp.forecasting.data.calendar.Calendar.future_dates`), or None
-            if it has no dates or only one. Beyond the end of the file, covariates of ``data.derived_columns`` are
-            computed; for a model that does not use ``future``, others have their last values.
+            ``{"x": (B, L, C), "marks": (B, L, M)}``, with ``data.future_covariates`` also ``"future"`` (B, H, K); and
+            the dates of each, which continue the file's
+            (:meth:`exp.forecasting.data.calendar.Calendar.future_dates`), or None if it has no dates or only one.
+            Beyond the end of the file, covariates of ``data.derived_columns`` are computed; for a model that does not
+            use ``future``, others have their last values.
 
         Raises:
             DataError: too few rows have values of targets, or a covariate has no value in one of the H rows; the
                 message names rows and columns.
         """
-        end = self.num_observed_rows
-        if end < self.lookback:
+        ends, stops = self.observed_stops[list(series)], self.starts[1:][list(series)]
+        if (ends - self.starts[:-1][list(series)]).min() < self.lookback:
             raise DataError(
-                f"{self.path}: only {end} rows up to the last value of {shortened(self.target_names)}; a forecast sees "
-                f"data.lookback={self.lookback}"
+                f"{self.path}: only {ends[0]} rows up to the last value of {shortened(self.target_names)}; a forecast "
+                f"sees data.lookback={self.lookback}"
             )
-        lookback = slice(end - self.lookback, end)
-        batch = {name: self._tensors[name][lookback].unsqueeze(0) for name in ("x", "marks")}
-        dates = None
-        num_missing = max(end + self.horizon - self.num_rows, 0)
-        if self.dates is not None and (self.calendar or not num_missing):
-            dates = self.dates[end : end + self.horizon]
-            if num_missing and self.calendar:
-                dates = dates.append(self.calendar.future_dates(self.dates, num_missing))
+        begins = torch.from_numpy(ends - self.lookback)
+        batch = {
+            name: self._tensors[name].unfold(0, self.lookback, 1).index_select(0, begins).transpose(1, 2)
+            for name in ("x", "marks")
+        }
+        if self._static is not None:
+            batch["static"] = self._static[0][list(series)]
+        dates: list[Any] = [None] * len(ends)
+        for number, (end, stop) in enumerate(zip(ends.tolist(), stops.tolist())):
+            missing = max(end + self.horizon - stop, 0)
+            if self.dates is not None and (self.calendar or not missing):
+                dates[number] = self.dates[end : min(end + self.horizon, stop)]
+                if missing and self.calendar:
+                    dates[number] = dates[number].append(self._dates_after(self.dates[stop - 1 : stop])[:missing])
         if "future" in self._tensors:
-            covariates = self._future_covariates(dates, num_missing)
-            future = np.concatenate([covariates, time_features(dates, self.horizon)], axis=1)
-            batch["future"] = _series_contiguous(future).unsqueeze(0)
+            parts = [
+                np.concatenate([self._future_covariates(number, when), time_features(when, self.horizon)], axis=1)
+                for number, when in zip(series, dates)
+            ]
+            batch["future"] = torch.stack([_series_contiguous(part) for part in parts])
         return batch, dates
 
-    def _future_covariates(self, dates: pd.DatetimeIndex | None, num_missing: int) -> np.ndarray:
-        """The standardized covariates of the H rows after :attr:`num_observed_rows`, (H, K); the file lacks the last
-        ``num_missing``.
+    def _dates_after(self, last: pd.DatetimeIndex) -> pd.DatetimeIndex:
+        """The H dates after one; many series end together."""
+        known = vars(self).setdefault("_later_dates", {})
+        if last[0] not in known:
+            assert self.calendar is not None
+            known[last[0]] = self.calendar.future_dates(last, self.horizon)
+        dates: pd.DatetimeIndex = known[last[0]]
+        return dates
+
+    def _future_covariates(self, number: int, dates: pd.DatetimeIndex | None) -> np.ndarray:
+        """The standardized covariates of the H rows after the last observed one of a series, (H, K).
 
         Raises:
-            DataError: see :meth:`future_window`.
+            DataError: see :meth:`future_windows`.
         """
         series, config = self._raw, self.config
+        begin, end, stop = (int(bound[number]) for bound in (self.starts, self.observed_stops, self.starts[1:]))
+        num_missing = max(end + self.horizon - stop, 0)
         columns = [self.names[position] for position in series.columns.covariates or ()]
-        values = np.concatenate([series.values, np.full((num_missing, len(self.names)), np.nan)])
+        values = np.concatenate([series.values[begin:stop], np.full((num_missing, len(self.names)), np.nan)])
         if num_missing and series.cells is not None:
-            index = pd.RangeIndex(len(values)) if dates is None else series.cells.index.append(dates[-num_missing:])
-            table = add_derived_columns(series.cells.reindex(index), config)
+            cells = series.cells.iloc[begin:stop]
+            index = pd.RangeIndex(len(values)) if dates is None else cells.index.append(dates[-num_missing:])
+            table = add_derived_columns(cells.reindex(index), config)
             for name in set(columns) & set(config.derived_columns):
                 values[-num_missing:, self.names.index(name)] = table[name].to_numpy()[-num_missing:]
-        empty = np.isnan(values[self.num_observed_rows :][: self.horizon, series.columns.covariates])
+        ahead = slice(end - begin, end - begin + self.horizon)
+        empty = np.isnan(values[ahead, series.columns.covariates])
         if empty.any() and self._uses_future:
-            first = self.num_observed_rows + 1 + (series.header.begin if series.header else 0)
+            first = end + 1 + (series.header.begin if series.header else 0)
             rows = [f"row {first + row}" + ("" if dates is None else f" ({dates[row]})") for row in range(self.horizon)]
-            cells = {name: [rows[row] for row in np.flatnonzero(lacks)] for name, lacks in zip(columns, empty.T)}
-            missing = "; nor of ".join(f"{name} in {shortened(rows)}" for name, rows in cells.items() if rows)
+            cells_of = {name: [rows[row] for row in np.flatnonzero(lacks)] for name, lacks in zip(columns, empty.T)}
+            missing = "; nor of ".join(f"{name} in {shortened(rows)}" for name, rows in cells_of.items() if rows)
+            which = "" if self.ids is None else f" of series {self.ids[number]!r}"
             raise DataError(
-                f"{self.path}: the forecast takes data.future_covariates as known, and there is no value of "
+                f"{self.path}: the forecast{which} takes data.future_covariates as known, and there is no value of "
                 f"{missing}; give these rows, with the targets empty (data.missing=mask), or compute "
                 "the column (data.derived_columns)"
             )
-        filled = _fill_cells((values - self.mean.numpy()) / self.std.numpy())
-        return filled[self.num_observed_rows :][: self.horizon, series.columns.covariates]
+        mean, std = ((stat if self.ids is None else stat[number]).numpy() for stat in (self.mean, self.std))
+        return _fill_cells((values - mean) / std, np.array([0, len(values)]))[ahead, series.columns.covariates]
 
 
-def _fill_cells(standardized: np.ndarray) -> np.ndarray:
-    """Give each empty cell the last value before it, or 0, the mean of the training rows; (T, C)."""
-    return pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy(dtype=np.float64)
+def _fill_cells(standardized: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Give each empty cell the last value of its series before it, or 0, the mean of the training rows; (T, C)."""
+    filled = standardized.copy()
+    first = filled[starts[:-1]]
+    filled[starts[:-1]] = np.where(np.isnan(first), 0.0, first)
+    return pd.DataFrame(filled).ffill().to_numpy(dtype=np.float64)
 
 
 def _series_contiguous(values: np.ndarray) -> torch.Tensor:
     """Convert to float32 (T, C) with strides (1, T): each series is contiguous."""
     return torch.from_numpy(np.ascontiguousarray(values.T, dtype=np.float32)).t()
-
-
-# Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
-_DEVICE_FRACTION, _DEVICE_BYTES = 1 / 16, 2**28
-
-
-class WindowDataset(Dataset):
-    """The windows of some rows of a series, stride 1; indexed by a whole batch.
-
-    Holds views only: all splits of a series, and all data-loader workers, share its memory.
-
-    Args:
-        series: float32 each: ``x`` (T, C), the series; ``marks`` (T, M), time features; optionally ``y`` (T, C), the
-            truth if it is not ``x``, NaN where there is none; and ``future`` (T, K), values that are known over the
-            horizon. Fastest if each column is contiguous (strides (1, T)): a window is then C contiguous pieces,
-            and batches are contiguous as (B, C, L), the layout that the models use.
-        rows: the rows that windows are cut from; fewer than ``lookback + horizon`` give no window.
-        lookback: input rows of a window (L).
-        horizon: forecast rows of a window (H).
-        keep_on_device: whether a card keeps the rows and cuts the windows; None: if they are small compared with its
-            free memory.
-    """
-
-    is_batched = yields_tensors = True
-
-    def __init__(
-        self,
-        series: Mapping[str, torch.Tensor],
-        rows: range,
-        lookback: int,
-        horizon: int,
-        keep_on_device: bool | None = None,
-    ) -> None:
-        # One tensor per storage, cut into windows on access: torch 1.10 cannot send two views of one storage to a new
-        # process.
-        self._tensors = {name: tensor[rows.start : rows.stop] for name, tensor in series.items()}
-        self.rows, self.lookback, self.horizon, self.keep_on_device = rows, lookback, horizon, keep_on_device
-
-    def __len__(self) -> int:
-        return max(len(self.rows) - self.lookback - self.horizon + 1, 0)
-
-    def __getitem__(self, indices: torch.Tensor | Sequence[int]) -> dict[str, torch.Tensor]:
-        """Cut a batch.
-
-        Args:
-            indices: window numbers, int64 (B,) or a list.
-
-        Returns:
-            ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
-            and ``"index"``: the window numbers, (B,). With ``y`` also ``"observed"`` (B, H, C): 1 where it has a value,
-            else 0; with ``future`` also ``"future"`` (B, H, K).
-
-        Raises:
-            IndexError: a number is negative or not below ``len(self)``.
-        """
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        # unfold: (rows, C) -> (windows, C, size), without copying.
-        length = self.lookback + self.horizon
-        windows = {name: tensor.unfold(0, length, 1) for name, tensor in self._tensors.items()}
-        # index_select copies contiguous pieces; view[index] copies element by element, 3 to 30 times slower on torch
-        # 2.13.
-        return self._batch(index, lambda name, rows: windows[name][..., rows].index_select(0, index))
-
-    def _batch(self, index: torch.Tensor, cut: Callable[[str, slice], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Assemble a batch; ``cut`` returns some rows of each window of a tensor, contiguous as (B, C, rows)."""
-        lookback, horizon = slice(self.lookback), slice(self.lookback, None)
-        batch = {name: cut(name, lookback).transpose(1, 2) for name in ("x", "marks")}
-        batch["y"] = cut("y" if "y" in self._tensors else "x", horizon).transpose(1, 2)
-        if "future" in self._tensors:
-            batch["future"] = cut("future", horizon).transpose(1, 2)
-        if "y" in self._tensors:
-            batch["observed"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
-        return {**batch, "index": index}
-
-    def sample_ids(self, keys: torch.Tensor) -> torch.Tensor:
-        """The keys of the sampler, which are window numbers already."""
-        return keys
-
-    def device_builder(self, device: torch.device, free: int | None) -> Callable[[torch.Tensor], dict[str, Any]] | None:
-        """Copy the rows to a device, and return a function that cuts batches there.
-
-        Args:
-            device: a card.
-            free: free bytes of its memory; None: not known.
-
-        Returns:
-            A function of window numbers on the device, int64 (B,); its batches equal those of :meth:`__getitem__`,
-            strides included. None: batches are to be cut on the host.
-        """
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
-        fits = size <= (_DEVICE_BYTES if free is None else free * _DEVICE_FRACTION)
-        if not (fits if self.keep_on_device is None else self.keep_on_device):
-            return None
-        columns = {name: tensor.t().contiguous().to(device) for name, tensor in self._tensors.items()}
-        window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
-
-        def cut(index: torch.Tensor) -> dict[str, Any]:
-            # Not by strided views, as on the host: some devices copy the whole view (all windows) before they select.
-            # The arithmetic is in int32, which every card supports.
-            rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
-            windows = {
-                name: series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
-                for name, series in columns.items()
-            }
-            return self._batch(index, lambda name, part: windows[name][..., part].contiguous())
-
-        return cut

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exp.forecasting.data.files import Header
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["Dates", "parse_dates", "read_dates"]
+__all__ = ["Dates", "parse_column", "parse_dates", "read_dates"]
 
 # Formats of a day ("-" stands for the separator of the column) and of a time of day.
 _DAY_FORMATS = ("%Y-%m-%d", "%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d-%b-%Y", "%d-%b-%y",
@@ -46,8 +46,12 @@ class Dates:
     calendar: Calendar | None = None
     warnings: Sequence[str] = ()
 
-    def rows_before(self, start: str) -> np.ndarray:
-        """The number of rows before a date in the time zone of the file, (1,).
+    def rows_before(self, starts: np.ndarray, start: str) -> np.ndarray:
+        """The number of rows of each series, int64 (S,), before a date in the time zone of the file.
+
+        Args:
+            starts: the first row of each series, and the number of all rows, (S + 1,).
+            start: the date.
 
         Raises:
             DataError: it is no date, or the file has no dates.
@@ -61,7 +65,7 @@ class Dates:
             raise DataError(
                 f"data.val_start or data.test_start={start} is not a date like 2024-01-31: {error}"
             ) from error
-        return np.asarray([(self.index < date).sum()])
+        return np.add.reduceat(np.asarray(self.index < date, dtype=np.int64), starts[:-1])
 
 
 def read_dates(
@@ -85,8 +89,7 @@ def read_dates(
             :func:`parse_dates`.
     """
     describe = functools.partial(header.describe_cell, column=str(header.date))
-    column = table[header.date].fillna("").str.strip()
-    dates, date_format = parse_dates(column, config.date_format, saved_format, describe)
+    dates, date_format = parse_column(table, header, config, saved_format)
     backwards = dates[1:] <= dates[:-1]
     if backwards.any():
         row = int(backwards.argmax()) + 1
@@ -108,17 +111,36 @@ def read_dates(
     return Dates(dates, date_format, calendar, [f"{problem}; {evenly}"])
 
 
+def parse_column(
+    table: pd.DataFrame, header: Header, config: ForecastingDataConfig, saved_format: str | None
+) -> tuple[pd.DatetimeIndex, str | None]:
+    """The dates of all rows, and their format (:func:`parse_dates`); a Parquet file may have dates already.
+
+    Raises:
+        DataError: a cell is no date; or see :func:`parse_dates`.
+    """
+    column, describe = table[header.date], functools.partial(header.describe_cell, column=str(header.date))
+    if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
+        dates = pd.DatetimeIndex(column)
+        if dates.hasnans:
+            raise DataError(f"{describe(int(dates.isna().argmax()))} is not a date")
+        return dates, None
+    codes, cells = pd.factorize(column, use_na_sentinel=False)
+    first = np.zeros(len(cells), dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several rows with a cell the last one written counts
+    texts = pd.Series(cells).astype(object).fillna("").astype(str).str.strip()
+    dates, date_format = parse_dates(texts, config.date_format, saved_format, lambda cell: describe(int(first[cell])))
+    return dates[codes], date_format
+
+
 def _order_advice(table: pd.DataFrame, date: str | None, dates: pd.DatetimeIndex) -> str:
-    """How to correct dates that do not increase: pivot a long table (dates repeat once per series), else sort."""
+    """How to correct dates that do not increase: name the ids of a table of many series, else sort."""
     cells = table.drop(columns=date)
     for key in cells if 4 * dates.nunique() <= 3 * len(dates) else ():
         is_key = 1 < cells[key].nunique() <= len(cells) // 2
         if is_key and not pd.DataFrame({0: cells[key].astype(str), 1: dates}).duplicated().any():
-            value = next((name for name in cells if name != key), "<value>")
-            return (
-                f"this is a long table, whose rows are of the series that {key} names; write a wide one, with a "
-                f"column for each series: pandas' table.pivot(index={date!r}, columns={key!r}, values={value!r})"
-            )
+            value = next((name for name in cells if name != key), "<column>")
+            return f"its rows are of the series that {key} names: data.id_column={key} data.targets=[{value}]"
     return "sort the rows by date and keep one per date, or, where the clock was put back, write times in UTC"
 
 

@@ -11,16 +11,17 @@ import gzip
 import os
 import re
 import zlib
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence, TextIO
 
 from exp.data.fingerprint import folder_listing, sample_folder, shortened
-from exp.errors import DataError
+from exp.errors import DataError, UnavailableError
 from exp.forecasting.keys import SPLITS, ForecastingDataConfig, check_task
 
-__all__ = ["SAVE_ADVICE", "Columns", "Header", "check_task", "describe_layout", "find_file", "open_text", "preflight",
-           "read_header", "select_columns", "take_input"]  # fmt: skip
+__all__ = ["SAVE_ADVICE", "Columns", "Header", "check_task", "describe_layout", "find_date_column", "find_file",
+           "open_text", "preflight", "read_header", "select_columns", "table_header", "take_input"]  # fmt: skip
 
 
 def preflight(data: Mapping[str, Any]) -> None:
@@ -33,7 +34,11 @@ def preflight(data: Mapping[str, Any]) -> None:
         DataError: a value is out of range; or see :func:`find_file` and :func:`read_header`.
     """
     config = ForecastingDataConfig(**data)
-    for key, choices in (("split", SPLITS), ("missing", ("error", "mask")), ("device_cache", (True, False, "auto"))):
+    choices_of: dict[str, Sequence[Any]] = {
+        "split": SPLITS, "missing": ("error", "mask"), "device_cache": (True, False, "auto"),
+        "sampling": ("windows", "series"),
+    }  # fmt: skip
+    for key, choices in choices_of.items():
         value = getattr(config, key)
         if value not in choices:
             raise DataError(f"data.{key}={value} is not one of {', '.join(map(str, choices))}")
@@ -43,10 +48,14 @@ def preflight(data: Mapping[str, Any]) -> None:
     if config.season is not None and config.season < 1:
         raise DataError(f"data.season={config.season} must be at least 1 (null: by the calendar of the dates)")
     _check_sizes(config)
+    if config.static and config.id_column is None:
+        raise DataError("data.static needs data.id_column: it is for tables of many series")
     path = find_file(config)
-    if path.suffix != ".npz":
+    if path.suffix == ".parquet" and not find_spec("pyarrow"):
+        raise UnavailableError(f"{path} needs pyarrow: pip install pyarrow, or write CSV")
+    if path.suffix not in (".npz", ".parquet"):  # numpy and pyarrow are not imported here
         header = read_header(path, config)
-        select_columns(path, [name for name in header.names if name != header.date], config)
+        select_columns(path, [name for name in header.names if name not in (header.date, header.id)], config)
 
 
 def _check_sizes(config: ForecastingDataConfig) -> None:
@@ -106,15 +115,19 @@ class Header(NamedTuple):
         begin: number of lines before the first row of numbers.
         names: of all columns, without blanks at their ends; ``0``, ``1``, ... if the file has no header.
         date: name of the column of dates; None: there is none.
+        id: name of the column of ids; None: the file is one series.
     """
 
     path: Path
     begin: int
     names: list[str]
     date: str | None
+    id: str | None = None
 
     def describe_cell(self, row: int, column: str) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its row, from 0, and the name of its column."""
+        if self.path.suffix == ".parquet":
+            return f"{self.path} row {row + 1}, column {column}"
         with open_text(self.path) as file:
             cells = next(csv.reader(islice(file, self.begin + row, None)), [])
         cell = dict(zip(self.names, cells)).get(column, "")
@@ -160,7 +173,7 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
     names, date = [cell.strip() for cell in first], None
     if config.header:
         _check_header_names(path, names)
-        date = None if config.date_column is None else _date_column(path, names, config.date_column)
+        date = None if config.date_column is None else find_date_column(path, names, config.date_column)
     elif names[0] and not _NUMBER.fullmatch(names[0]):
         raise DataError(
             f"{path} row 1, column 1: {names[0]!r} is not a number; for a file with a header and dates, set "
@@ -173,7 +186,18 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
             f"{path} row {below}, column {len(first) + 1}: the row has {len(second)} cells, but the first row has "
             f"{len(first)}; every row needs one cell per column, and numbers a decimal point"
         )
-    return Header(path, line, names, date)
+    return table_header(path, line, names, date, config)
+
+
+def table_header(path: Path, line: int, names: list[str], date: str | None, config: ForecastingDataConfig) -> Header:
+    """The header of a table, with its column of ids.
+
+    Raises:
+        DataError: the column of ids, or a static one, does not exist.
+    """
+    for key, wanted in (("id_column", [config.id_column]), ("static", config.static or [])):
+        _resolve_names(path, key, [name for name in wanted if name is not None], names)
+    return Header(path, line, names, date, config.id_column)
 
 
 def describe_layout(config: ForecastingDataConfig) -> str:
@@ -197,7 +221,12 @@ def _check_header_names(path: Path, names: Sequence[str]) -> None:
             raise DataError(f"{cell} {name!r} is the name of another column, too; give every column a name of its own")
 
 
-def _date_column(path: Path, names: Sequence[str], date_column: str) -> str:
+def find_date_column(path: Path, names: Sequence[str], date_column: str) -> str:
+    """The name of the column of dates, upper or lower case.
+
+    Raises:
+        DataError: there is none; the message has columns that may be it.
+    """
     matches = [name for name in names if name.lower() == date_column.lower()]
     if date_column in names or len(matches) == 1:
         return date_column if date_column in names else matches[0]
@@ -236,7 +265,13 @@ def select_columns(path: Path, series: Sequence[str], config: ForecastingDataCon
         DataError: a name does not exist or occurs twice; a column is both target and covariate; no column is left to be
             forecast; or ``channels`` is not the number of columns that are read.
     """
-    names = _resolve_names(path, "inputs", config.inputs, list(dict.fromkeys([*series, *config.derived_columns])))
+    available = list(dict.fromkeys([*series, *config.derived_columns]))
+    if config.id_column is None or config.inputs is not None or config.targets is None:
+        names = _resolve_names(path, "inputs", config.inputs, available)
+    else:
+        keys = {"targets": config.targets, "future_covariates": config.future_covariates or ()}
+        names = [name for key, named in keys.items() for name in _resolve_names(path, key, named, available)]
+        names = list(dict.fromkeys([*names, *config.derived_columns]))
     if config.channels != len(names):
         source = "has" if config.inputs is None else "data.inputs names"
         raise DataError(

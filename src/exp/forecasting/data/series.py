@@ -10,17 +10,19 @@ import csv
 import re
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Mapping
 
 import numpy as np
 import pandas as pd  # here, so that the fork server imports it once, not each worker
+import torch
 
 from exp.config.resolve import create
 from exp.data.fingerprint import file_fingerprint, shortened
 from exp.errors import DataError
 from exp.forecasting.data import files as data_files
 from exp.forecasting.data.dates import Dates, read_dates
+from exp.forecasting.data.panel import Layout, arrange, static_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +34,7 @@ __all__ = ["Column", "Series", "TrainingStatistics", "add_derived_columns", "com
            "read_series"]  # fmt: skip
 
 _FLOAT32_MAX = np.finfo(np.float32).max
+_EMPTY = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A"]
 
 
 class Column(abc.ABC):
@@ -60,7 +63,11 @@ class Series:
         header: of the file; None for ``.npz``.
         columns: the C columns that are read.
         values: float64 (T, C), oldest row first; within the range of float32, or NaN for an empty cell that is allowed.
+            Of several series, one lies below the other.
         dates: of the rows.
+        layout: where the series are.
+        static: values of each series, float64 (S, K); None: there are none.
+        categories: the values of each static column of text.
         cells: all cells of the file, from which covariates are computed; None: none are.
     """
 
@@ -69,6 +76,9 @@ class Series:
     columns: data_files.Columns
     values: np.ndarray
     dates: Dates
+    layout: Layout
+    static: np.ndarray | None = None
+    categories: Mapping[str, list[str]] = field(default_factory=dict)
     cells: pd.DataFrame | None = None
 
     def describe_cell(self, row: int, channel: int) -> str:
@@ -76,14 +86,15 @@ class Series:
         name = self.columns.names[channel]
         if self.header is None or name not in self.header.names:
             return f"{self.path} data[{row}, {name}]: {self.values[row, channel]:.6g}"
-        return self.header.describe_cell(row, name)
+        return self.header.describe_cell(row if self.layout.lines is None else int(self.layout.lines[row]), name)
 
 
 def read_series(path: Path, config: ForecastingDataConfig, statistics: TrainingStatistics | None = None) -> Series:
     """Read a file.
 
     Args:
-        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or ``.npz`` with an array ``data`` of
+        path: comma-separated UTF-8 text, plain or ``.gz``, or ``.parquet``, one row per time step, or with
+            ``data.id_column`` per series and time step; or ``.npz`` with an array ``data`` of
             shape (rows, series) or (rows, series, measures), the format of PEMS. Only the first measure is read (the
             traffic flow, as in the loaders of SCINet, arXiv 2106.09305, and iTransformer, arXiv 2310.06625).
         config: the keys of ``data``.
@@ -96,21 +107,27 @@ def read_series(path: Path, config: ForecastingDataConfig, statistics: TrainingS
             float32 can represent; dates are not strictly increasing, or can be read in several formats. Messages number
             rows as lines of the file, from 1.
     """
-    header, dates = None, Dates()
+    header, dates, layout, static = None, Dates(), None, None
+    saved = (statistics.date_format, statistics.calendar) if statistics else (None, None)
+    categories = dict(statistics.categories) if statistics else {}
     if path.suffix == ".npz":
         table = _read_array(path, config)
     else:
-        header = data_files.read_header(path, config)
-        table = _read_table(path, header)
-        if header.date is not None:
-            saved_format, saved_calendar = (statistics.date_format, statistics.calendar) if statistics else (None, None)
-            dates = read_dates(table, header, config, saved_format, saved_calendar)
+        table, header = _read_table(path, config)
+        if header.id is not None:
+            table, dates, layout = arrange(table, header, config, *saved)
+            if config.static:
+                static = static_columns(table, layout, header, config.static, categories)
+                table = table.drop(columns=[name for name in config.static if name not in (config.inputs or ())])
+        elif header.date is not None:
+            dates = read_dates(table, header, config, *saved)
             table = table.drop(columns=header.date).set_index(dates.index)
+    layout = layout or Layout(None, np.array([0, len(table)]))
     cells = table if not set(config.derived_columns).isdisjoint(config.future_covariates or ()) else None
     table = add_derived_columns(table, config)
     columns = data_files.select_columns(path, list(table), config)
     values, empty = _to_numbers(table[columns.names])
-    series = Series(path, header, columns, values, dates, cells)
+    series = Series(path, header, columns, values, dates, layout, static, categories, cells)
     bad, advice = ~(np.abs(values) <= _FLOAT32_MAX), "write it with digits and a point"
     if config.missing == "mask":
         bad &= ~empty
@@ -141,11 +158,19 @@ def add_derived_columns(table: pd.DataFrame, config: ForecastingDataConfig) -> p
     return table
 
 
-def _read_table(path: Path, header: data_files.Header) -> pd.DataFrame:
-    """All rows below the header, without blank lines at the end."""
+def _read_table(path: Path, config: ForecastingDataConfig) -> tuple[pd.DataFrame, data_files.Header]:
+    """All rows below the header, without blank lines at the end; and the header."""
+    if path.suffix == ".parquet":
+        return _read_parquet(path, config)
+    header = data_files.read_header(path, config)
     # Dates as text: plain numbers would later be read as nanoseconds since 1970. A blank line is a row, too.
     dtype: Any = None if header.date is None else {header.date: str}
-    options = {"skiprows": header.begin, "names": header.names, "skip_blank_lines": False, "dtype": dtype}
+    options: dict[str, Any] = {"skiprows": header.begin, "names": header.names, "skip_blank_lines": False}
+    if header.id is not None:  # an id may read "NA"; repeated text takes little memory as a category
+        texts = [header.id, *([] if header.date is None else [header.date])]
+        dtype = dict.fromkeys(texts, "category")
+        options.update(keep_default_na=False, na_values={name: _EMPTY for name in header.names if name not in texts})
+    options["dtype"] = dtype
     try:
         table = pd.read_csv(path, header=None, low_memory=False, **options)
     except pd.errors.EmptyDataError:
@@ -169,7 +194,19 @@ def _read_table(path: Path, header: data_files.Header) -> pd.DataFrame:
                     raise DataError(
                         f"{path} row {row} has {len(cells)} of {width} cells; every row needs one per column"
                     )
-    return table
+    return table, header
+
+
+def _read_parquet(path: Path, config: ForecastingDataConfig) -> tuple[pd.DataFrame, data_files.Header]:
+    try:
+        table = pd.read_parquet(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+    table = table.reset_index(drop=all(name is None for name in table.index.names)).rename(columns=str)
+    if not len(table):
+        raise DataError(f"{path} has no rows")
+    date = None if config.date_column is None else data_files.find_date_column(path, list(table), config.date_column)
+    return table, data_files.table_header(path, 0, list(table), date, config)
 
 
 def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +249,8 @@ _MAX_NAMED = 5  # values, and series, that a warning names
 class TrainingStatistics:
     """How the training series were read and standardized; saved in every checkpoint.
 
-    Statistics are of the training rows, one per series, in the units of the file; None: not known.
+    Statistics are of the training rows, one per column, in the units of the file; None: not known. In a table of many
+    series, mean, std and scale are float64 tensors (S, C).
 
     Attributes:
         name: of the data set.
@@ -228,21 +266,43 @@ class TrainingStatistics:
         scale: mean absolute difference of standardized rows that are a season apart.
         files: fingerprint of the file (:mod:`exp.data.fingerprint`).
         calendar: the grid of the dates (:meth:`exp.forecasting.data.calendar.Calendar.state_dict`); None: not known.
+        ids: of the S series of a table; None: it was one series.
+        static: mean and deviation over series of each static column, float64 (2, K); None: there are none.
+        categories: the values of each static column of text.
     """
 
     name: str
     names: list[str]
-    mean: list[float]
-    std: list[float]
+    mean: Any
+    std: Any
     low: list[float] | None = None
     high: list[float] | None = None
     missing: list[float] | None = None
     date_format: str | None = None
     seconds: float | None = None
     season: int = 1
-    scale: list[float] | None = None
+    scale: Any = None
     files: Fingerprint | None = None
     calendar: Mapping[str, Any] | None = None
+    ids: list[str] | None = None
+    static: torch.Tensor | None = None
+    categories: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def matched(self, computed: TrainingStatistics) -> tuple[TrainingStatistics, int]:
+        """These statistics for the series of other rows, by their ids; a new series has its own.
+
+        Returns:
+            The statistics, and the number of new series.
+        """
+        if computed.ids is None:
+            return self, 0
+        numbers = {name: number for number, name in enumerate(self.ids or ())}
+        known = torch.tensor([name in numbers for name in computed.ids])
+        rows = torch.tensor([numbers[name] for name in computed.ids if name in numbers], dtype=torch.int64)
+        values = {name: getattr(computed, name).clone() for name in ("mean", "std", "scale")}
+        for name, tensor in values.items() if len(rows) else ():
+            tensor[known] = torch.as_tensor(getattr(self, name), dtype=torch.float64)[rows]
+        return replace(self, ids=computed.ids, **values), int((~known).sum())
 
     def drift_warnings(self, series: Series, rows: range) -> list[str]:
         """Compare rows with the training rows.
@@ -269,7 +329,9 @@ class TrainingStatistics:
         return [f"{series.path}: {range_warning}"] * bool(far) + [f"{series.path}: {empty_warning}"] * bool(emptier)
 
 
-def compute_statistics(config: ForecastingDataConfig, series: Series, train: int) -> tuple[TrainingStatistics, str]:
+def compute_statistics(
+    config: ForecastingDataConfig, series: Series, train: np.ndarray, saved_season: int | None = None
+) -> tuple[TrainingStatistics, str]:
     """The statistics of the training rows, and a warning if some series are constant there; empty: none is.
 
     Mean and population standard deviation are those of sklearn's StandardScaler; empty cells are ignored.
@@ -277,30 +339,38 @@ def compute_statistics(config: ForecastingDataConfig, series: Series, train: int
     Args:
         config: ``name`` and ``season`` are read.
         series: as it was read.
-        train: number of training rows, which come first.
+        train: number of training rows of each series, which come first, (S,).
+        saved_season: that of weights, whose scales are of it; None: there are none.
 
     Raises:
         DataError: all training cells of a series are empty, or ``season`` is not below ``train``.
     """
-    rows, names = series.values[:train], series.columns.names
+    names, calendar, most = series.columns.names, series.dates.calendar, int(train.max())
+    season = config.season or saved_season or (calendar.season if calendar else 1)
+    if season >= most and saved_season is None:
+        if config.season:
+            raise DataError(f"data.season={season} must be less than the {most} training rows of {series.path}")
+        season = 1
+    files = file_fingerprint(series.path)
+    if series.layout.ids is not None:
+        mean, std, scale, constant_ids = _statistics_of_each(series, train, season)
+        warning = f"{series.path}: constant in the training rows: {shortened(constant_ids)}; std is set to 1 there"
+        ids = series.layout.ids
+        statistics = TrainingStatistics(config.name, names, mean, std, season=season, scale=scale, files=files, ids=ids)
+        return statistics, warning * bool(constant_ids)
+    rows = series.values[:most]
     empty = np.isnan(rows)
     all_empty = empty.all(axis=0)
     if all_empty.any():
         raise DataError(
             f"{series.path}, column {names[int(all_empty.argmax())]}: all its cells in the training rows are empty; "
-            "leave it out (data.inputs), or give some values"
+            "leave it out (data.inputs), give some values, or write a row per series and date (data=panel)"
         )
     mean, std = np.nanmean(rows, axis=0), np.nanstd(rows, axis=0)
     # Compare the extremes: rounding gives a constant series a tiny standard deviation, not zero.
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
     std[constant] = 1.0
     standardized = (rows - mean) / std
-    calendar = series.dates.calendar
-    season = config.season or (calendar.season if calendar else 1)
-    if season >= train:
-        if config.season:
-            raise DataError(f"data.season={season} must be less than the {train} training rows of {series.path}")
-        season = 1
     differences = np.abs(standardized[season:] - standardized[:-season])
     scale = np.nansum(differences, axis=0) / np.maximum((~np.isnan(differences)).sum(axis=0), 1)
     ends, empty_fractions = np.nanquantile(rows, (0.01, 0.99), axis=0), empty.mean(axis=0)
@@ -311,15 +381,46 @@ def compute_statistics(config: ForecastingDataConfig, series: Series, train: int
         f"{series.path}: constant in the training rows: {constant_names}; their standard deviation is set to 1, and "
         "exact forecasts of them lower the mean error over all series"
     )
-    files = file_fingerprint(series.path)
     moments = (names, mean, std, low, high, missing)
     statistics = TrainingStatistics(config.name, *moments, season=season, scale=scale, files=files)
     return statistics, warning * bool(constant_names)
 
 
+def _statistics_of_each(
+    series: Series, train: np.ndarray, season: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[str]]:
+    """Mean, standard deviation and scale of each series, float64 (S, C) each; and the series that are constant."""
+    first, of_row = series.layout.starts[:-1], series.layout.series_of_row
+    position = np.arange(len(of_row)) - first[of_row]
+    values = np.where((position < train[of_row])[:, None], series.values, np.nan)
+    present = ~np.isnan(values)
+
+    def mean_of(cells: np.ndarray, where: np.ndarray) -> np.ndarray:
+        counts = np.add.reduceat(where.astype(np.int64), first, axis=0)
+        return np.asarray(np.add.reduceat(np.where(where, cells, 0.0), first, axis=0) / np.maximum(counts, 1))
+
+    mean = mean_of(values, present)
+    std = np.sqrt(mean_of((values - mean[of_row]) ** 2, present))
+    constant = np.fmax.reduceat(values, first, axis=0) == np.fmin.reduceat(values, first, axis=0)
+    std[constant | (std == 0)] = 1.0
+    standardized = (values - mean[of_row]) / std[of_row]
+    differences = np.full_like(values, np.nan)
+    differences[season:] = np.abs(standardized[season:] - standardized[:-season])
+    differences[position < season] = np.nan
+    scale = mean_of(differences, ~np.isnan(differences))
+    assert series.layout.ids is not None
+    names = [series.layout.ids[number] for number in np.flatnonzero(constant[:, series.columns.scored].any(axis=1))]
+    return torch.from_numpy(mean), torch.from_numpy(std), torch.from_numpy(scale), names
+
+
 def outlier_warnings(series: Series) -> list[str]:
-    """Warnings that name values far from all others of their series: they dominate its standard deviation or errors."""
-    warnings = []
+    """Warnings that name values far from all others of their series: they dominate its standard deviation or errors.
+
+    Not of tables of many series.
+    """
+    warnings: list[str] = []
+    if series.layout.ids is not None:
+        return warnings
     for channel, column in enumerate(series.values.T):
         rows = np.flatnonzero(_find_outliers(column)).tolist()
         if rows:
