@@ -131,6 +131,9 @@ class Shell:
         write_files(ROOT / "docs" / "guide" / "data.md", self.folder, python=["my_columns.py"])
         rows = (ROOT / "data" / "ett" / "ETTh1.csv").read_text().splitlines(keepends=True)
         (self.folder / "new.csv").write_text("".join([rows[0], *rows[-400:]]))
+        cells = [(number, row.split(",")) for number in (1, 2) for row in rows[number : 600 + 50 * number]]
+        table = "".join(f"shop_{number},{row[0]},{row[number]}\n" for number, row in cells)
+        (self.folder / "shops.csv").write_text(f"unique_id,ds,y\n{table}")
         cache = os.environ.get("SIM_GCU_CACHE", str(Path.home() / ".cache" / "simulated-gcu"))
         self.environment = {"HOME": str(home), "SIM_GCU_CACHE": cache}
         self.ran: set[frozenset[str]] = set()
