@@ -76,3 +76,15 @@ def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, membe
 
     with pytest.raises(error, match=named):
         begin()
+
+
+def test_random_states_stay(make_session):
+    def states():
+        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+
+    session = make_session(**OWN)
+    data = build_data(session)
+    model = build_model(session, data)
+    before = states()
+    check(session, data, model)
+    assert states() == before

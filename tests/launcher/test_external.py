@@ -33,8 +33,8 @@ def test_each_launchers_variables_give_the_place(family):
         rank_environment({**variables(family, "3", "4", "1", "2(x2)" if family == "srun" else "2"), **MASTER}) == WANTED
     )
     assert RankInfo.of(WANTED) == RankInfo(3, 4, 1, 2)
-    with pytest.raises(ConfigError, match=f"{FAMILIES[family].split()[3]}=2,1"):
-        rank_environment({**variables(family, "0", "3", "0", "2,1"), **MASTER})
+    with pytest.raises(ConfigError, match=f"{FAMILIES[family].split()[3]}=2,1,1"):
+        rank_environment({**variables(family, "0", "4", "0", "2,1,1"), **MASTER})
 
 
 @pytest.mark.parametrize(
