@@ -340,7 +340,7 @@ FOREIGN_KEYS = {
     "Python, torch, mmengine": {"initial_lr", "end_factor", "runtime_info"},
     "devices": {"cpu"},
     "the kernel's amdgpu driver": {"domain", "location_id"},
-    "files of weights": {"q", "license_name", "weight_map", "rope_parameters", "pretrained_cfg"},
+    "files of weights": {"q", "license_name", "weight_map", "rope_parameters", "pretrained_cfg", "model_args"},
     "images": {"conversations", "image_path", "scale_factor"},
     "timm": {"fixed_input_size", "img_size", "input_size"},
 }

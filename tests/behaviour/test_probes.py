@@ -151,6 +151,19 @@ def test_probes_on_any_number_of_processes_and_on_cards_that_lack_operators(exp,
 
 
 @pytest.mark.extended
+def test_levels_of_different_cells_make_no_patches(exp):
+    words = ["experiment=dinov3_eurosat", "backend=cpu", "model/backbone=segformer_b0", "data.num_workers=0"]
+    done = exp(*words, "model.backbone.out_indices=[0,3]", "max_epochs=null", "max_steps=1", "plots=false",
+               "output_dir=run")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for more, code in (([], 2), (["model.backbone.out_indices=[3]"], 0)):
+        done = exp("task=features", "init_from=run", "backend=cpu", "task.store=kept", "task.patches=true", *more)
+        assert done.returncode == code, done.stderr
+        assert ("cells of [4, 32] pixels" in done.stderr) is (code == 2)
+    assert np.load(str(exp.path("kept/train_patches.npy")), mmap_mode="r").shape[1:] == (2, 2, 256)
+
+
+@pytest.mark.extended
 def test_segmentation_from_its_data_to_its_probe(exp, trained):
     patches = keep(trained("tiles"), "task.patches=true")
     done = exp(*patches)

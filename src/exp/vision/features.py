@@ -264,12 +264,20 @@ def store_features(session: Session) -> dict[str, Any]:
     All splits go through ``data.eval_pipeline``; features are those of ``model.out_indices``.
 
     Raises:
-        ConfigError: the store has other features, another run is writing to it, or images have different sizes with
-            ``task.patches=true``.
+        ConfigError: the store has other features, another run is writing to it, or with ``task.patches=true`` images or
+            the cells of levels have different sizes.
         RunError: a feature is not finite.
     """
     distributed, folder = session.distributed, Path(session.config.task.store)
     data, model = _build(session)
+    strides = model.backbone.strides
+    if session.config.task.patches and len(set(strides)) > 1:
+        raise ConfigError(
+            f"task.patches=true: the levels {list(model.out_indices)} of the backbone have cells of {strides} pixels, "
+            "so that their features make no patch together; choose levels of one size, such as "
+            f"model.backbone.out_indices=[{model.out_indices[-1]}]",
+            key="model.backbone.out_indices",
+        )
     splits = data.eval_splits()
     skipped, lock = {}, RunLock(folder, key="task.store")
 

@@ -77,7 +77,7 @@ def test_timm(timm, name):
 
 
 @needs_newer_python
-def test_timms_published_names(timm):
+def test_timms_published_names(timm, tmp_path):
     source, backbone = Timm(name="resnet10"), Timm(name="resnet10")
     state = {name.replace("network.", "").replace("stem_", "stem.").replace("layers_", "layers."): value.clone() + 1
              for name, value in source.state_dict().items()}  # fmt: skip
@@ -90,6 +90,9 @@ def test_timms_published_names(timm):
         assert found.statistics[0] == pytest.approx([127.5, 102.0, 76.5])
         assert found.statistics[1] == pytest.approx([25.5, 51.0, 51.0])
     assert backbone.adapt_state_dict({"blocks.0.weight": torch.ones(1)}, Path("w.pth")) is None
+    (tmp_path / "config.json").write_text('{"architecture": "resnet10t"}')
+    with pytest.raises(ConfigError, match="architecture=resnet10t, not resnet10"):
+        backbone.adapt_state_dict(state, tmp_path / "model.safetensors")
 
 
 @needs_newer_python
@@ -113,6 +116,9 @@ def test_transformers(transformers, tmp_path):
     found = again.adapt_state_dict(theirs.state_dict(), tmp_path / "model.safetensors")
     assert all(name.startswith("classifier.") for name in found.others)
     again.load_state_dict(found.weights)
+    others = Transformers(config={**keys, "hidden_act": "silu"}, in_channels=5)
+    with pytest.raises(ConfigError, match=r"config\.json.*hidden_act=relu, not silu"):
+        others.adapt_state_dict(theirs.state_dict(), tmp_path / "model.safetensors")
     image = torch.randn(1, 5, 32, 32)
     with torch.no_grad():
         expected = theirs.eval().resnet(image).last_hidden_state

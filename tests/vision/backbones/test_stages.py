@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -215,7 +216,8 @@ def test_published_names_are_read_bare_and_as_a_part_of_another_model(publicatio
         file = {**{prefix + name: value for name, value in state.items()}, **head}
         if "teacher" in prefix:
             file.update({name.replace("teacher", "student"): torch.zeros(1) for name in file})
-        found = kind(size=SMALL[kind]).adapt_state_dict(file, Path("w.pth"))
+        keys = {"norm_eps": 1e-5} if publication == "transformers of MiT" else {}
+        found = kind(size=SMALL[kind], **keys).adapt_state_dict(file, Path("w.pth"))
         torch.testing.assert_close(found.weights, dict(source.state_dict()), rtol=0, atol=0)
         assert set(head) <= set(found.others)
     source.check_state_dict(found.weights, Path("w.pth"))
@@ -235,7 +237,7 @@ def test_other_weights_are_not_ours_and_those_of_another_size_name_it(kind):
 
 
 def test_statistics_stand_beside_the_weights(tmp_path):
-    backbone = make(MixTransformer)
+    backbone = make(MixTransformer, norm_eps=1e-5)
     state = published_mit(backbone, "transformers")
     assert backbone.adapt_state_dict(state, tmp_path / "model.safetensors").statistics is None
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.4], "image_std": [1, 1, 1]}')
@@ -315,7 +317,29 @@ def test_files_of_transformers_itself(transformers, tmp_path, kind):
         config = transformers.SegformerConfig()
         theirs = transformers.SegformerForSemanticSegmentation(config)
     theirs.save_pretrained(tmp_path)
-    weights, ours = read_weights(tmp_path), make(kind)
+    weights, ours = read_weights(tmp_path), make(kind, **({"norm_eps": 1e-5} if kind is MixTransformer else {}))
     found = ours.adapt_state_dict(weights.state, weights.path)
     ours.load_state_dict(found.weights)
     assert all(name.startswith("decode_head.") for name in found.others)
+
+
+def test_settings_that_tensors_do_not_show_are_those_of_the_weights(tmp_path):
+    """transformers' code has 1e-5 in the layer norms of MiT, whatever its config.json says; mmsegmentation's 1e-6."""
+    file = tmp_path / "model.safetensors"
+    for form, right, wrong in (("transformers", 1e-5, 1e-6), ("mmsegmentation", 1e-6, 1e-5)):
+        state = published_mit(make(MixTransformer), form)
+        assert make(MixTransformer, norm_eps=right).adapt_state_dict(state, file) is not None
+        with pytest.raises(ConfigError, match=rf"names of {form}.* set model\.backbone\.norm_eps={right:g}"):
+            make(MixTransformer, norm_eps=wrong).adapt_state_dict(state, file)
+    for kind, form, keys, wrong in (
+        (MixTransformer, "authors", {"hidden_act": "gelu", "sr_ratios": [8, 4, 2, 1]}, {"sr_ratios": [4, 4, 2, 1]}),
+        (ConvNext, "transformers", {"layer_norm_eps": 1e-6}, {"layer_norm_eps": 1e-12}),
+        (ConvNext, "timm", {"model_args": {"norm_eps": 1e-6}}, {"model_args": {"norm_eps": 1e-5}}),
+    ):
+        backbone = make(kind)
+        state = (published_mit if kind is MixTransformer else published_convnext)(backbone, form)
+        (tmp_path / "config.json").write_text(json.dumps(keys))
+        assert backbone.adapt_state_dict(state, file) is not None
+        (tmp_path / "config.json").write_text(json.dumps({**keys, **wrong}))
+        with pytest.raises(ConfigError, match=r"another network|norm_eps=1e-05"):
+            backbone.adapt_state_dict(state, file)

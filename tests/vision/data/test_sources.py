@@ -211,6 +211,12 @@ def test_stats_count_pixels_by_class_and_source_alike_on_two_ranks(exp, folders)
     assert one == two
     assert set(one["labels"]) == {"fields", "city"} == set(one["sources"])
     assert one["sources"]["fields"]["images"] + one["sources"]["city"]["images"] == one["images"]
+    parts = one["sources"].values()
+    for band in range(3):
+        total = sum(part["mean"][band] * part["values"][band] for part in parts)
+        assert total / sum(part["values"][band] for part in parts) == pytest.approx(one["mean"][band])
+        assert min(part["min"][band] for part in parts) == one["min"][band]
+        assert {part["percentiles"]["50"][band] for part in parts} != {one["percentiles"]["50"][band]}
     city = one["labels"]["city"]
     assert (city["forest"], city["road"] + city["water"]) == (0, one["sources"]["city"]["images"] * 600)
     assert one["labels"]["fields"]["water"] == 0

@@ -122,6 +122,7 @@ class Backbone(nn.Module):
         self.in_channels = in_channels
         self.unverifiable_keys: Sequence[str] = ()
         self._requested = out_indices
+        self._layers: dict[str, int] = {}  # by the paths of the modules of stages
 
     # What a subclass writes
 
@@ -271,13 +272,12 @@ class Backbone(nn.Module):
         Returns:
             0 for parameters before the first level, i + 1 for level i, ``num_layers - 1`` for those after the last.
         """
-        owners = {id(module): number for number, stage in enumerate(self.stages(), 1) for module in stage}
-        module: nn.Module = self
-        for part in name.split(".")[:-1]:
-            module = getattr(module, part)
-            if id(module) in owners:
-                return owners[id(module)]
-        return 0
+        if not self._layers:
+            numbers = {id(module): number for number, stage in enumerate(self.stages(), 1) for module in stage}
+            self._layers = {path: numbers[id(each)] for path, each in self.named_modules() if id(each) in numbers}
+        parts = name.split(".")
+        paths = (".".join(parts[:end]) for end in range(1, len(parts)))
+        return next((self._layers[path] for path in paths if path in self._layers), 0)
 
     def requested_levels(self, out_indices: Sequence[int] | None) -> list[int]:
         """The levels that :meth:`forward` returns; None: those of the attribute."""

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, recompute_in_backward
 from exp.models.dropout import DropPath
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import ConvNextConfig
 from exp.vision.backbones.published import (
     Names,
+    check_config,
     check_size,
     count_blocks,
     find_size,
@@ -168,7 +170,16 @@ class ConvNext(Backbone):
     def adapt_state_dict(self, state: State, source: Path) -> Published | None:
         """Read weights by the names of the authors, transformers and timm."""
         renamed = rename_published(state, _NAMES, self._modules)
-        return None if renamed is None else Published(*renamed, pixel_statistics(source))
+        if renamed is None:
+            return None
+        config = check_config(source, {"hidden_act": "gelu", "layer_norm_eps": _EPS}, "a ConvNeXt of DINOv3")
+        options = {"act_layer": "gelu", "norm_eps": _EPS, **config.get("model_args", {})}  # of timm
+        if options["act_layer"] != "gelu" or options["norm_eps"] != _EPS:
+            raise ConfigError(
+                f"init_from: {source} holds a ConvNeXt with act_layer={options['act_layer']} and "
+                f"norm_eps={options['norm_eps']}, as config.json says; here these are gelu and {_EPS}"
+            )
+        return Published(*renamed, pixel_statistics(source))
 
     def check_state_dict(self, state: State, source: Path) -> None:
         """See :meth:`exp.vision.backbones.base.Backbone.check_state_dict`."""

@@ -19,11 +19,14 @@ from exp.models.base import best_prefix, most_frequent_prefixes
 from exp.runs.files import read_json
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import TimmConfig, TransformersConfig
-from exp.vision.backbones.published import pixel_statistics
+from exp.vision.backbones.published import check_config, pixel_statistics
 
 __all__ = ["External", "Timm", "Transformers"]
 
 _SIDE = 224  # of the image by which a network is measured: a multiple of 32, and of the patches of 14 pixels
+
+_UNSEEN = {"model_type", "hidden_act", "layer_norm_eps", "num_attention_heads", "num_heads", "window_size"}
+"""Keys of transformers whose values neither names nor shapes of tensors show, and which change what is computed."""
 
 
 class External(Backbone):
@@ -31,6 +34,7 @@ class External(Backbone):
 
     Attributes:
         network: the library's module.
+        settings: what names and shapes of weights do not show, by the keys of the library's ``config.json``.
 
     Args:
         in_channels: of the image.
@@ -44,6 +48,7 @@ class External(Backbone):
     ) -> None:
         super().__init__(in_channels, out_indices)
         self.network = network
+        self.settings: dict[str, Any] = {}
         self.network.eval()
         with torch.enable_grad():
             maps = self.maps(torch.zeros(1, in_channels, side, side))
@@ -73,6 +78,7 @@ class External(Backbone):
 
     def adapt_state_dict(self, state: State, source: Path) -> Published | None:
         """Read weights by the library's names, under any prefix. timm changes dots of names to underscores."""
+        check_config(source, self.settings, "that of model.backbone")
         names = {_plain(name): f"network.{name}" for name in self.network.state_dict()}
         prefixes = most_frequent_prefixes(state, lambda name: _plain(name) in names)
         if not prefixes:
@@ -166,6 +172,7 @@ class Timm(External):
         side = self._published.get("input_size", [0])[-1] if self._published.get("fixed_input_size") else _SIDE
         self._channels_last = "NHWC" in str(getattr(network, "output_fmt", ""))
         super().__init__(in_channels, network, config.out_indices, config.options.get("img_size", side))
+        self.settings = {"architecture": config.name.partition(".")[0]}
 
     def maps(self, image: torch.Tensor) -> list[torch.Tensor]:
         """Maps (B, C_i, h_i, w_i) of all levels."""
@@ -206,6 +213,7 @@ class Transformers(External):
                 f"{first_line(error)}"
             ) from error
         super().__init__(in_channels, network, config.out_indices)
+        self.settings = {key: value for key, value in theirs.to_dict().items() if key in _UNSEEN}
 
     def maps(self, image: torch.Tensor) -> list[torch.Tensor]:
         """Maps (B, C_i, h_i, w_i) of all levels."""

@@ -13,7 +13,16 @@ from exp.models.base import best_prefix
 from exp.runs.files import read_json
 from exp.vision.backbones.base import State
 
-__all__ = ["Names", "check_size", "count_blocks", "find_prefix", "find_size", "pixel_statistics", "rename_published"]
+__all__ = [
+    "Names",
+    "check_config",
+    "check_size",
+    "count_blocks",
+    "find_prefix",
+    "find_size",
+    "pixel_statistics",
+    "rename_published",
+]
 
 _Size = TypeVar("_Size")
 
@@ -111,6 +120,39 @@ def count_blocks(state: State) -> tuple[int, ...]:
     blocks = {tuple(map(int, name.split(".")[1:3])) for name in state if name.startswith("blocks.")}
     levels = [level for level, _ in blocks]
     return tuple(levels.count(level) for level in sorted(set(levels)))
+
+
+def check_config(source: Path, expected: Mapping[str, Any], backbone: str) -> dict[str, Any]:
+    """Compare ``config.json`` beside weights with what the backbone computes, which names and shapes do not show.
+
+    Args:
+        source: the file of the weights.
+        expected: values of the backbone; a key that ``config.json`` lacks is not compared.
+        backbone: what the backbone is, for the message.
+
+    Returns:
+        The content; empty without a file.
+
+    Raises:
+        ConfigError: the file has other values, or cannot be read.
+    """
+    file = source.parent / "config.json"
+    try:
+        config: dict[str, Any] = dict(read_json(file)) if file.is_file() else {}
+    except (TypeError, ValueError, ConfigError, OSError) as error:
+        raise ConfigError(
+            f"init_from: {file.name} beside {source} cannot be read ({error}); put the weights where they have "
+            "their own"
+        ) from error
+    differing = [
+        f"{key}={config[key]}, not {value}" for key, value in expected.items() if config.get(key, value) != value
+    ]
+    if differing:
+        raise ConfigError(
+            f"init_from: {source} holds another network, as {file.name} beside it says ({'; '.join(differing)}); the "
+            f"backbone is {backbone}"
+        )
+    return config
 
 
 def pixel_statistics(source: Path) -> tuple[list[float], list[float]] | None:

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, recompute_in_backward
 from exp.models.dropout import DropPath
 from exp.vision.backbones.base import Backbone, Features, Published, State
 from exp.vision.backbones.keys import MixTransformerConfig
 from exp.vision.backbones.published import (
     Names,
+    check_config,
     check_size,
     count_blocks,
     find_size,
@@ -58,6 +60,9 @@ _REDUCTIONS = (8, 4, 2, 1)  # cells of the map along a side of a cell of the sma
 _STRIDES = (4, 2, 2, 2)
 _MLP_RATIO = 4  # hidden units of the feed-forward network for each element of a token
 
+# What the code of a library computes with, by a part of its names. The authors' code has 1e-5 in embeddings and before
+# keys and values, 1e-6 elsewhere: norm_eps has one value for all.
+_EPS_BY_NAME = {"patch_embeddings.": ("transformers", 1e-5), ".0.projection.": ("mmsegmentation", 1e-6)}
 _BLOCK = r"blocks.\1.\2."
 _NAMES = Names.of(
     r"^(|.*?\.)(?:encoder\.patch_embeddings\.0\.proj|stages\.0\.patch_embeddings\.proj|layers\.0\.0\.projection"
@@ -195,7 +200,8 @@ class MixTransformer(Backbone):
     def __init__(self, in_channels: int = 3, **keys: Any) -> None:
         config = MixTransformerConfig(**keys)
         super().__init__(in_channels, config.out_indices)
-        self.size, eps = config.size, config.norm_eps
+        self.size, self.norm_eps = config.size, config.norm_eps
+        eps = self.norm_eps
         depths, dim = find_size(config.size, SIZES)
         dims = [dim * heads for heads in _HEADS]
         self.level_channels, self.level_strides = dims, [4, 8, 16, 32]
@@ -256,6 +262,7 @@ class MixTransformer(Backbone):
         renamed = rename_published(state, _NAMES, self._modules)
         if renamed is None:
             return None
+        self._check_settings(state, source)
         weights, others = renamed
         for name in [name for name in weights if ".attn.qkv." in name]:  # mmsegmentation's
             packed = weights.pop(name)
@@ -270,6 +277,20 @@ class MixTransformer(Backbone):
             if name.endswith((".fc1.weight", ".fc2.weight")):
                 weights[name] = tensor.flatten(1)
         return Published(weights, others, pixel_statistics(source))
+
+    def _check_settings(self, state: State, source: Path) -> None:
+        """Refuse weights that were trained by other code than this model's settings.
+
+        Not by ``layer_norm_eps`` of transformers' ``config.json``, which is 1e-6, and which its code does not read.
+        """
+        fixed = {"hidden_act": "gelu", "num_attention_heads": [*_HEADS], "sr_ratios": [*_REDUCTIONS]}
+        check_config(source, fixed, "SegFormer's encoder")
+        for part, (library, eps) in _EPS_BY_NAME.items():
+            if any(part in name for name in state) and self.norm_eps != eps:
+                raise ConfigError(
+                    f"init_from: {source} has the names of {library}, which computes with {eps:g} in its layer norms, "
+                    f"and the model has model.backbone.norm_eps={self.norm_eps:g}; set model.backbone.norm_eps={eps:g}"
+                )
 
     def check_state_dict(self, state: State, source: Path) -> None:
         """See :meth:`exp.vision.backbones.base.Backbone.check_state_dict`."""

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save
 
 from exp.errors import ConfigError
-from exp.runs.files import read_json, write_atomically, write_json
+from exp.runs.files import write_atomically, write_json
 from exp.vision.backbones.base import Published, State
-from exp.vision.backbones.published import find_prefix, pixel_statistics
+from exp.vision.backbones.published import check_config, find_prefix, pixel_statistics
 
 __all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "SidecarConfig", "Size", "check_backbone", "pretraining_of",
            "read_published", "read_sidecar_config", "rope_periods", "write_huggingface"]  # fmt: skip
@@ -251,24 +251,16 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     Raises:
         ConfigError: the JSON files are of another model, or cannot be read.
     """
-    statistics, file = pixel_statistics(source), source.parent / "config.json"
+    statistics = pixel_statistics(source)
+    expected = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS}
+    config = check_config(source, expected, f"one of DINOv3's ViTs ({_MODEL_TYPE})")
+    activation = "silu" if config.get("use_gated_mlp") else "gelu"
+    check_config(source, {"hidden_act": activation}, f"one of DINOv3's ViTs ({_MODEL_TYPE})")
     try:
-        config = read_json(file) if file.is_file() else {}
-        activation = "silu" if config.get("use_gated_mlp") else "gelu"
-        expected = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
-        differing = [f"{key}={config[key]}" for key, value in expected.items() if config.get(key, value) != value]
         rope = config.get("rope_parameters") or config
         heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
-    except (AttributeError, TypeError, ValueError, ConfigError, OSError) as error:
-        raise ConfigError(
-            f"init_from: {file.name} beside {source} cannot be read ({error}); put the weights where they have "
-            "their own"
-        ) from error
-    if differing:
-        raise ConfigError(
-            f"init_from: {source} holds another model, as {file.name} beside it says ({', '.join(differing)}); the "
-            f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
-        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"init_from: config.json beside {source} cannot be read ({error})") from error
     return SidecarConfig(heads, base, statistics, from_exp="band_names" in config)
 
 

@@ -126,7 +126,7 @@ class Normalization:
         self,
         percentiles: Sequence[float] = (),
         distributed: Distributed | None = None,
-        paths: Sequence[str] | None = None,
+        sources: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
         """Measure all training images. Every rank must call this; each reads a share of the images.
 
@@ -135,21 +135,22 @@ class Normalization:
         Args:
             percentiles: from 0 to 100, of values that are not clipped; empty: none.
             distributed: the ranks; None: there is one.
-            paths: of the images; None: all training images.
+            sources: number of training images of each source, in their order; None: there is one.
 
         Returns:
-            Plain values, for each name a list over bands.
+            Plain values, for each name a list over bands; with several sources also ``sources``, the same of each.
 
         Raises:
             DataError: an image cannot be used, or a band has no data.
         """
-        distributed, reader = distributed or Distributed(), self.reader
-        paths = self.paths if paths is None else paths
+        distributed, reader, paths = distributed or Distributed(), self.reader, self.paths
+        counts = sources or {"": len(paths)}
+        ends = np.cumsum([*counts.values()])
         limits: Any = [None] * reader.channels
         if self.scaled and reader.value_range is not None:
             limits = np.transpose([per_band(limit, reader.channels) or [] for limit in reader.value_range])
         moments = np.zeros((len(paths), 6, reader.channels))
-        histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
+        histograms = np.zeros((len(counts), reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
         errors: list[DataError] = []
         histogram_lock = Lock()
 
@@ -167,7 +168,8 @@ class Normalization:
             size = values[..., 0].size
             moments[number] = np.transpose([_moments(band.ravel(), size, pair) for band, pair in zip(valid, limits)])
             with histogram_lock:
-                for band, histogram in zip(valid, histograms if percentiles else ()):
+                source = int(np.searchsorted(ends, number, side="right"))
+                for band, histogram in zip(valid, histograms[source] if percentiles else ()):
                     _count(band.ravel(), histogram)
 
         with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
@@ -177,6 +179,15 @@ class Normalization:
             for error in wrong:
                 raise error
         images = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: one rank has the numbers, others zeros
+        histograms = distributed.sum(torch.from_numpy(histograms)).numpy() if percentiles else histograms
+        table = self._table(images, histograms.sum(axis=0), percentiles)
+        if len(counts) > 1:
+            parts = zip(counts, np.split(images, ends[:-1]), histograms)
+            table["sources"] = {name: self._table(part, histogram, percentiles) for name, part, histogram in parts}
+        return table
+
+    def _table(self, images: np.ndarray, histograms: np.ndarray, percentiles: Sequence[float]) -> dict[str, Any]:
+        """The statistics of some images, from their moments (N, 6, C) and histograms (C, bins)."""
         images = images[images[:, :2].any(axis=(1, 2))]  # without images that were left out
         count = images[:, 0].sum(axis=0)
         if not count.all():
@@ -188,19 +199,17 @@ class Normalization:
         squares = images[:, 3].sum(axis=0) + (images[:, 0] * np.square(images[:, 2] - mean)).sum(axis=0)
         table: dict[str, Any] = {
             "images": len(images),
-            "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
+            "bands": self.names or [str(band) for band in range(1, self.reader.channels + 1)],
             "mean": mean.tolist(),
             "std": np.sqrt(squares / count).tolist(),
             "min": images[:, 4].min(axis=0).tolist(),
             "max": images[:, 5].max(axis=0).tolist(),
             "values": count.astype(int).tolist(),
             "without_data": images[:, 1].sum(axis=0).astype(int).tolist(),
-            "value_range": reader.value_range,
+            "value_range": self.reader.value_range,
         }
-        if percentiles:
-            histograms = distributed.sum(torch.from_numpy(histograms)).numpy()
-            for percent in percentiles:
-                table.setdefault("percentiles", {})[f"{percent:g}"] = [_percentile(row, percent) for row in histograms]
+        for percent in percentiles:
+            table.setdefault("percentiles", {})[f"{percent:g}"] = [_percentile(row, percent) for row in histograms]
         return table
 
     def fit(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
@@ -315,13 +324,9 @@ def write_statistics(session: Session) -> dict[str, Any]:
     data.normalization.inspect_bands()
     session.start_run()
     percentiles = list(config.task.percentiles)
-    table = data.normalization.measure(percentiles, session.distributed)
     sources = {source.name: source.index.splits["train"] for source in data.sources}
-    if len(sources) > 1:
-        table["sources"] = {
-            name: data.normalization.measure(percentiles, session.distributed, [path for path, _ in samples])
-            for name, samples in sources.items()
-        }
+    counts = {name: len(samples) for name, samples in sources.items()}
+    table = data.normalization.measure(percentiles, session.distributed, counts)
     if data.learns_classes:
         table["labels"] = count_labels(data, sources, session.distributed)
     if session.distributed.is_main:
