@@ -82,7 +82,7 @@ def test_records_are_those_of_their_rows(page, keep_result):
 
 
 def test_records_of_tuning_are_those_of_their_rows(page):
-    section = page.partition("### All weights")[2]
+    section = page.partition("### All weights")[2].partition("\n## ")[0]
     for mean, deviation, links in TUNED.findall(section):
         names, records = linked_records(links)
         kinds = {(name.split("/")[1], record["config"]["name"]) for name, record in zip(names, records)}
@@ -93,10 +93,35 @@ def test_records_of_tuning_are_those_of_their_rows(page):
         assert ("init_from" in records[0]["command"]) is (method != "random")
         values = [record["result"]["metrics"][metric] for record in records]
         assert [mean, deviation] == [f"{statistics.mean(values):.3f}", f"{statistics.stdev(values):.3f}"]
-    files = (ROOT / "docs" / "results").glob("*/*/*.json")
-    assert sorted(linked_records(section)[0]) == sorted(
-        str(path.relative_to(ROOT / "docs" / "results")) for path in files
+    assert sorted(linked_records(section)[0]) == records_in("tuning")
+
+
+def records_in(folder):
+    """The names of the records of a table."""
+    results = ROOT / "docs" / "results"
+    return sorted(str(path.relative_to(results)) for path in (results / folder).glob("*/*.json"))
+
+
+def test_records_of_pretrained_weights_are_those_of_their_rows(page, keep_result):
+    section = page.partition("## MobileNetV2 with")[2]
+    rows = re.findall(
+        r"^\| (ImageNet's|random) \| (the head alone|all weights) \| (.+) \| (.+) \|$", section, re.MULTILINE
     )
+    assert len(rows) == 4
+    for weights, trained, *cells in rows:
+        for cell, (name, metric) in zip(cells, (("dinov3_dubai", "mIoU"), ("dinov3_eurosat", "accuracy"))):
+            _, records = linked_records(cell)
+            assert [(record["config"]["name"], record["config"]["seed"]) for record in records] == [
+                (name, seed) for seed in (1, 2, 3)
+            ]
+            for record in records:
+                assert ("init_from=null" in record["command"]) is (weights == "random")
+                assert (record["config"]["model"]["freeze"] == "all") is (trained == "the head alone")
+                assert record["result"]["steps"] == 120
+            values = [record["result"]["metrics"][metric] for record in records]
+            assert cell.startswith(f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f} (seeds ")
+    assert sorted(linked_records(section)[0]) == records_in("mobilenet")
+    assert keep_result["check"](ROOT / "docs" / "results" / "mobilenet") == []
 
 
 def test_a_record_of_a_run_and_what_is_refused(tmp_path, keep_result):
