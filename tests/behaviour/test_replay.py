@@ -153,6 +153,7 @@ def test_what_cannot_be_computed_again_is_refused_by_name(toy):
         return
     draws = refusal("+model.draws=true")
     assert "not deterministic here: first the output of faulty differs" in draws
+    assert "compile=true" in refusal("compile=true")
     assert "train_step of its own" in refusal("model._target_=toys.Own")
     if supports_full_sharding():
         assert "wrapper=fsdp" in refusal("nproc=2", "wrapper=fsdp")

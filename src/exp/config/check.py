@@ -119,6 +119,12 @@ def check_values(config: ExpConfig) -> None:
         raise ConfigError(
             "overwrite=true removes the run that resume would continue", "leave out one of them, or use init_from"
         )
+    if config.debug.replay_every and config.compile:
+        raise ConfigError(
+            "debug.replay_every with compile=true: torch may compile a pass anew at any step, with other rounding",
+            "set compile=false, or leave it out",
+            key="debug.replay_every",
+        )
     check_hooks(config.hooks)
     check_shares(config)
 

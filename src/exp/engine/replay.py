@@ -196,8 +196,7 @@ class StepReplay:
 
     def _record(self) -> None:
         """Begin a record: the weights, if a neighbor has the same, and outputs as they are computed."""
-        compiled = self.session.config.compile  # compiled code does not call the modules one by one
-        for name, module in [("", self.model)] if compiled else self.model.named_modules():
+        for name, module in self.model.named_modules():
             hook = module.register_forward_hook(lambda _module, _inputs, out, name=name: self._add("output", name, out))
             self._hooks.append(hook)
         for name, parameter in self.model.named_parameters() if self._has_neighbor else ():
