@@ -37,6 +37,7 @@ IMAGE_GROUPS = ("images", "tuning")
 # Pages whose commands have a test of their own, by that.
 ELSEWHERE = {
     "tests/behaviour/test_distillation.py": ["distillation"],
+    "tests/behaviour/test_mixed.py": ["mixed"],
     "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task"],
     "tests/behaviour/test_trackers.py": ["trackers"],
     "tests/config/test_published.py": ["results"],
