@@ -88,8 +88,8 @@ class ForecastingDataConfig:
     are read are then, without ``inputs``, those of ``targets`` and ``future_covariates``."""
     static: Optional[List[str]] = None
     """Columns of such a table that do not change within a series: numbers, or text."""
-    sampling: str = "windows"
-    """What an epoch draws from such a table: ``windows``, each once, or ``series``: as many windows of each series."""
+    sampling: Optional[str] = None
+    """``series``: an epoch draws as many windows of each series of such a table; null: each window once."""
     header: bool = True
     """Whether the first row has the names of the columns; false: numbers only, without dates."""
     date_column: Optional[str] = "date"
@@ -99,6 +99,9 @@ class ForecastingDataConfig:
     column."""
     allow_gaps: bool = True
     """Whether the time between rows may vary; if it does, the run logs a warning with the count and the first row."""
+    scaling: Optional[str] = None
+    """What series are standardized by: ``robust``, median and interquartile range (over a Gaussian's) of the training
+    rows; ``none``, nothing; null: mean and standard deviation."""
     season: Optional[int] = None
     """Rows per season, for the seasonal naive forecast and the scale of MASE; null: by the calendar of the dates."""
     device_cache: Any = "auto"

@@ -6,11 +6,12 @@ import inspect
 from typing import Any, Collection, NamedTuple, Sequence
 
 import torch
+from torch import nn
 
 from exp.errors import ConfigError, qualified_name
 from exp.models.base import Model
 
-__all__ = ["Contract", "Forecaster", "masked_difference", "masked_mean"]
+__all__ = ["Contract", "Forecaster", "PointLoss", "masked_difference", "masked_mean"]
 
 _INPUTS = ("x", "marks", "future", "static", "observed")
 
@@ -118,3 +119,37 @@ def masked_mean(errors: torch.Tensor, observed: torch.Tensor) -> torch.Tensor:
         0-dim.
     """
     return (errors.sum(dim=(1, 2)) / observed.sum(dim=(1, 2)).clamp_min(1.0)).mean()
+
+
+class PointLoss(nn.Module):
+    """A mean of errors, for the key ``loss`` of a forecaster: ``l1``, ``l2`` or ``huber`` (quadratic below 1).
+
+    Computed in float32. Where cells have no truth, it is the mean of each window, and then over windows
+    (:func:`masked_mean`).
+
+    Args:
+        name: of the loss.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        if name not in ("l1", "l2", "huber"):
+            raise ConfigError(f"model.loss={name} is not one of l1, l2, huber (null: the loss of the model's authors)")
+        self.name = name
+
+    def forward(
+        self, prediction: torch.Tensor, target: torch.Tensor, observed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``prediction``, ``target`` and ``observed`` (1 where there is a truth): (B, H, C); result: 0-dim."""
+        seen = torch.ones_like(target) if observed is None else observed
+        error = masked_difference(prediction.float(), target.float(), seen)
+        size = error.abs()
+        if self.name == "l2":
+            size = error * error
+        elif self.name == "huber":
+            low = size.clamp(max=1.0)
+            size = low * (size - 0.5 * low)
+        return masked_mean(size, seen)

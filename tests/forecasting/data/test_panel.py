@@ -137,6 +137,9 @@ def test_missing_rows_and_odd_tables(panel, tmp_path):
             len(panel(odd).train)
     with pytest.raises(DataError, match=r"data.targets: 'price' is not among"):
         len(panel(table, targets=["price"]).train)
+    robust = panel(table, scaling="robust")
+    values = table[table["unique_id"] == "a"].sort_values("ds")["y"].to_numpy()[:31]
+    assert float(robust.mean[robust.ids.index("a")]) == pytest.approx(np.median(values))
     one = panel(table[table["unique_id"] == "b"], missing="mask")
     assert (one.ids, len(one.train)) == (["b"], 42 - 7)
     constant = panel(table.assign(y=table["y"].where(table["unique_id"] != "a", 5.0)))

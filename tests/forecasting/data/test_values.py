@@ -45,6 +45,18 @@ def test_a_few_values_that_make_or_ruin_standardized_figures_are_named_and_usual
     assert len(data.notes) == len(words), data.notes
 
 
+def test_other_scalings_are_of_the_training_rows(made):
+    train = np.sort(USUAL["skewed"][:3500])
+    low, median, high = np.quantile(train, [0.25, 0.5, 0.75])
+    for scaling, center, scale in (("robust", median, (high - low) / 1.3489795), ("none", 0.0, 1.0)):
+        data = made({"skewed": USUAL["skewed"], "flag": USUAL["flag"]}, scaling=scaling)
+        np.testing.assert_allclose([data.mean[0], data.std[0]], [center, scale])
+        assert scaling == "none" or data.std[1] == USUAL["flag"][:3500].std()  # no range
+        np.testing.assert_allclose(
+            data.to_original_units(data.train[[7]]["y"].double())[0, :, 0], USUAL["skewed"][31:39], rtol=1e-5
+        )
+
+
 def test_rows_with_a_standardisation_of_their_own_take_that_of_the_training(made):
     first = made({"normal": USUAL["normal"], **SUN})
     own = made({**SUN, "normal": USUAL["normal"]})  # in another order

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reference_timebridge import PlainTimeBridge, plain_loss
 
 from exp.errors import ConfigError
@@ -62,6 +63,24 @@ def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
     torch.testing.assert_close(quantile_loss([forecast], y, [0.5], observed), torch.stack(each).mean())
     losses = model(**{**batch, "y": y}, observed=observed, mode="loss")
     assert all(torch.isfinite(loss) for loss in losses.values())
+
+
+def test_losses_of_points_are_torchs_and_means_of_windows(batch):
+    observed = torch.ones_like(batch["y"])
+    observed[0, 3:] = 0.0
+    hidden = torch.where(observed > 0, batch["y"], torch.tensor(float("nan")))
+    for name, loss in {"l1": F.l1_loss, "l2": F.mse_loss, "huber": F.smooth_l1_loss}.items():
+        model = TimeBridge(**settings((1, 1, 0), loss=name)).eval()
+        forecast = model(batch["x"], batch["marks"])
+        torch.testing.assert_close(model(**batch, mode="loss")["loss"], loss(forecast, batch["y"]))
+        parts = [
+            loss(forecast[:1, :3], batch["y"][:1, :3]),
+            *[loss(forecast[[n]], batch["y"][[n]]) for n in range(1, 5)],
+        ]
+        masked = model(batch["x"], batch["marks"], hidden, observed, mode="loss")["loss"]
+        torch.testing.assert_close(masked, torch.stack(parts).mean())
+    with pytest.raises(ConfigError, match="l1, l2, huber"):
+        TimeBridge(**settings((1, 1, 0), loss="mape"))
 
 
 def test_gradients_of_constant_series_are_finite(batch):

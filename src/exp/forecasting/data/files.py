@@ -36,12 +36,14 @@ def preflight(data: Mapping[str, Any]) -> None:
     config = ForecastingDataConfig(**data)
     choices_of: dict[str, Sequence[Any]] = {
         "split": SPLITS, "missing": ("error", "mask"), "device_cache": (True, False, "auto"),
-        "sampling": ("windows", "series"),
+        "sampling": (None, "series"), "scaling": (None, "robust", "none"),
     }  # fmt: skip
     for key, choices in choices_of.items():
         value = getattr(config, key)
         if value not in choices:
-            raise DataError(f"data.{key}={value} is not one of {', '.join(map(str, choices))}")
+            raise DataError(
+                f"data.{key}={value} is not one of {', '.join(str(choice or 'null') for choice in choices)}"
+            )
     for key, minimum in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
         if getattr(config, key) < minimum:
             raise DataError(f"data.{key}={getattr(config, key)} must be at least {minimum}")

@@ -242,6 +242,7 @@ _MAX_EMPTY_INCREASE = 0.2  # more empty cells, as a share of all, that are worth
 # An outlier is this many (scaled) median absolute deviations away, belongs to a small share of the values, and widens
 # the standard deviation this many times (1.25: the MSE gets 1.6 times smaller).
 _OUTLIER_DEVIATIONS, _OUTLIER_FRACTION, _OUTLIER_STD_RATIO = 20.0, 0.01, 1.25
+_GAUSSIAN_RANGE = 1.3489795  # interquartile range of a standard Gaussian
 _MAX_NAMED = 5  # values, and series, that a warning names
 
 
@@ -353,7 +354,7 @@ def compute_statistics(
         season = 1
     files = file_fingerprint(series.path)
     if series.layout.ids is not None:
-        mean, std, scale, constant_ids = _statistics_of_each(series, train, season)
+        mean, std, scale, constant_ids = _statistics_of_each(series, train, season, config.scaling)
         warning = f"{series.path}: constant in the training rows: {shortened(constant_ids)}; std is set to 1 there"
         ids = series.layout.ids
         statistics = TrainingStatistics(config.name, names, mean, std, season=season, scale=scale, files=files, ids=ids)
@@ -370,6 +371,9 @@ def compute_statistics(
     # Compare the extremes: rounding gives a constant series a tiny standard deviation, not zero.
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
     std[constant] = 1.0
+    if config.scaling is not None:
+        parts = _other_scaling(config.scaling, rows, np.zeros(len(rows), dtype=np.int32), mean[None], std[None])
+        mean, std = (part[0] for part in parts)
     standardized = (rows - mean) / std
     differences = np.abs(standardized[season:] - standardized[:-season])
     scale = np.nansum(differences, axis=0) / np.maximum((~np.isnan(differences)).sum(axis=0), 1)
@@ -387,7 +391,7 @@ def compute_statistics(
 
 
 def _statistics_of_each(
-    series: Series, train: np.ndarray, season: int
+    series: Series, train: np.ndarray, season: int, scaling: str | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[str]]:
     """Mean, standard deviation and scale of each series, float64 (S, C) each; and the series that are constant."""
     first, of_row = series.layout.starts[:-1], series.layout.series_of_row
@@ -403,6 +407,8 @@ def _statistics_of_each(
     std = np.sqrt(mean_of((values - mean[of_row]) ** 2, present))
     constant = np.fmax.reduceat(values, first, axis=0) == np.fmin.reduceat(values, first, axis=0)
     std[constant | (std == 0)] = 1.0
+    if scaling is not None:
+        mean, std = _other_scaling(scaling, values, of_row, mean, std)
     standardized = (values - mean[of_row]) / std[of_row]
     differences = np.full_like(values, np.nan)
     differences[season:] = np.abs(standardized[season:] - standardized[:-season])
@@ -411,6 +417,18 @@ def _statistics_of_each(
     assert series.layout.ids is not None
     names = [series.layout.ids[number] for number in np.flatnonzero(constant[:, series.columns.scored].any(axis=1))]
     return torch.from_numpy(mean), torch.from_numpy(std), torch.from_numpy(scale), names
+
+
+def _other_scaling(
+    scaling: str, values: np.ndarray, of_row: np.ndarray, mean: np.ndarray, std: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What ``data.scaling`` takes instead of mean and standard deviation, (S, C) each; ``of_row``: series of rows."""
+    if scaling == "none":
+        return np.zeros_like(mean), np.ones_like(std)
+    groups = pd.DataFrame(values).groupby(of_row)
+    low, median, high = (groups.quantile(level).to_numpy() for level in (0.25, 0.5, 0.75))
+    spread = (high - low) / _GAUSSIAN_RANGE
+    return np.where(np.isnan(median), mean, median), np.where(spread > 0, spread, std)
 
 
 def outlier_warnings(series: Series) -> list[str]:

@@ -43,6 +43,9 @@ class TimeBridgeConfig(ForecastingModelConfig):
     """Dropout probability of all other layers."""
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
+    loss: Optional[str] = None
+    """``l1``, ``l2`` or ``huber`` (of standardized errors, linear from 1 on); null: the authors' loss, in time and
+    frequency."""
     quantiles: Optional[List[float]] = None
     """Quantile levels with a head each, such as ``[0.025,0.1,0.5,0.9,0.975]``; 0.5 is the forecast. null: the forecast
     alone."""

@@ -8,10 +8,10 @@ from typing import Sequence
 import torch
 from torch import nn
 
-from exp.forecasting.model import masked_difference, masked_mean
+from exp.forecasting.model import PointLoss, masked_difference, masked_mean
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncross_quantiles"]
+__all__ = ["TimeFrequencyLoss", "dft_matrix", "make_loss", "quantile_loss", "uncross_quantiles"]
 
 # Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger.
 _TINY = 1e-30
@@ -78,6 +78,20 @@ class TimeFrequencyLoss(nn.Module):
         magnitude = (self._magnitude(difference).mean(dim=2) * series).sum(dim=1)
         frequency_loss = (magnitude / series.sum(dim=1).clamp_min(1.0)).mean()
         return (1.0 - self.alpha) * masked_mean(difference.abs(), observed) + self.alpha * frequency_loss
+
+
+def make_loss(name: str | None, horizon: int, alpha: float) -> nn.Module:
+    """The loss of points that ``model.loss`` names.
+
+    Args:
+        name: of :class:`exp.forecasting.model.PointLoss`; None: :class:`TimeFrequencyLoss`.
+        horizon: time steps H.
+        alpha: see :class:`TimeFrequencyLoss`.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    return TimeFrequencyLoss(horizon, alpha) if name is None else PointLoss(name)
 
 
 def quantile_loss(

@@ -18,7 +18,7 @@ from exp.errors import ConfigError
 from exp.forecasting.model import Forecaster
 from exp.forecasting.timebridge import layers
 from exp.forecasting.timebridge.keys import TimeBridgeConfig
-from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncross_quantiles
+from exp.forecasting.timebridge.loss import make_loss, quantile_loss, uncross_quantiles
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import best_prefix
 
@@ -70,7 +70,7 @@ class TimeBridge(Forecaster):
         self.encoder = layers.Encoder(stack)
         self.token_elements = patches_out * config.d_model
         self.decoder = linear_head(self.token_elements, config.horizon)
-        self.loss = TimeFrequencyLoss(config.horizon, config.alpha)
+        self.loss = make_loss(config.loss, config.horizon, config.alpha)
         if config.quantiles is not None:
             self.distribution = "quantiles"
             self.quantile_decoder = linear_head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)

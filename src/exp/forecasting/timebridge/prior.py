@@ -32,7 +32,7 @@ from exp.errors import ConfigError
 from exp.forecasting.timebridge.density import gaussian_log_density, noise_log_density
 from exp.forecasting.timebridge.hmm import Regimes
 from exp.forecasting.timebridge.keys import TimeBridgePriorConfig
-from exp.forecasting.timebridge.loss import TimeFrequencyLoss
+from exp.forecasting.timebridge.loss import make_loss
 from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, in_float32, linear_head, standardize_lookback
 from exp.hardware.compat import autocast_disabled
 
@@ -84,7 +84,7 @@ class TimeBridgePrior(TimeBridge):
         self.weights = {term: getattr(config, f"{term}_weight") for term in terms}
         self._frozen = False
         self.past_decoder = linear_head(self.token_elements, config.lookback)
-        self.past_loss = TimeFrequencyLoss(config.lookback, config.alpha)
+        self.past_loss = make_loss(config.loss, config.lookback, config.alpha)
         if config.prior or config.sampling:
             self.distribution = "std"
             backbone_keys = {field.name for field in fields(TimeBridge.config_class)} - {"_target_"}
