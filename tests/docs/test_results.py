@@ -81,6 +81,20 @@ def test_records_are_those_of_their_rows(page, keep_result):
     assert keep_result["check"](folder) == []
 
 
+def test_records_of_distillation_are_those_of_their_rows(page):
+    section = page.partition("### Distillation")[2].partition("### All weights")[0]
+    weights = {"alone": (0, 0), "logits": (1, 0), "features": (0, 0.5), "both": (1, 0.5)}
+    for mean, deviation, links in TUNED.findall(section):
+        names, records = linked_records(links)
+        assert [record["config"]["seed"] for record in records] == [1, 2, 3], names
+        terms = {tuple(term["weight"] for term in record["config"]["model"]["distillation"][1:]) for record in records}
+        assert terms == {weights.pop(names[0].split("/")[1])}
+        values = [record["result"]["metrics"]["accuracy"] for record in records]
+        assert [mean, deviation] == [f"{statistics.mean(values):.3f}", f"{statistics.stdev(values):.3f}"]
+    assert not weights
+    assert sorted(linked_records(section)[0]) == records_in("distillation")
+
+
 def test_records_of_tuning_are_those_of_their_rows(page):
     section = page.partition("### All weights")[2].partition("\n## ")[0]
     for mean, deviation, links in TUNED.findall(section):
