@@ -207,7 +207,7 @@ class Intervals:
 
 _FILE_KEYS = (
     "name", "root", "file", "archive_folder", "split", "val_size", "test_size", "val_start", "test_start", "header",
-    "date_column", "date_format", "allow_gaps", "id_column", "static", "missing",
+    "date_column", "date_format", "allow_gaps", "id_column", "melt", "static", "missing",
 )  # fmt: skip
 
 

@@ -86,6 +86,9 @@ class ForecastingDataConfig:
     id_column: Optional[str] = None
     """Column that names the series of each row, for tables of many series; null: the file is one series. Columns that
     are read are then, without ``inputs``, those of ``targets`` and ``future_covariates``."""
+    melt: Optional[bool] = None
+    """Whether each column of a file is a series of such a table, from its first cell that is not empty to its last;
+    its values are column ``y``. null: no."""
     static: Optional[List[str]] = None
     """Columns of such a table that do not change within a series: numbers, or text."""
     sampling: Optional[str] = None

@@ -50,6 +50,22 @@ def panel(tmp_path):
     return make
 
 
+def test_a_column_for_each_series_is_the_same_table(panel):
+    """Each begins and ends with its first and last value; an empty cell between them is named by row and column."""
+
+    def windows(data):
+        return sorted(data.ids), sorted(data.train[torch.arange(len(data.train))]["x"].flatten(1).tolist())
+
+    table = rows_of()
+    wide = table.pivot(index="ds", columns="unique_id", values="y").reset_index()
+    assert windows(panel(table)) == windows(panel(wide, melt=True, targets=None))
+    wide.loc[20, "a"] = float("nan")
+    with pytest.raises(DataError, match=r"s\.csv row 22, column a"):
+        windows(panel(wide, melt=True, targets=None))
+    with pytest.raises(DataError, match="column b is empty"):
+        windows(panel(wide.assign(b=float("nan")), melt=True, targets=None))
+
+
 def test_windows_are_those_of_each_series(panel):
     table = rows_of()
     data = panel(table)

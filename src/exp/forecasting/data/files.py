@@ -14,11 +14,14 @@ import zlib
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence, TextIO
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, TextIO
 
 from exp.data.fingerprint import folder_listing, sample_folder, shortened
 from exp.errors import DataError, UnavailableError
 from exp.forecasting.keys import SPLITS, ForecastingDataConfig, check_task
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["SAVE_ADVICE", "Columns", "Header", "check_task", "describe_layout", "find_date_column", "find_file",
            "open_text", "preflight", "read_header", "select_columns", "table_header", "take_input"]  # fmt: skip
@@ -50,14 +53,16 @@ def preflight(data: Mapping[str, Any]) -> None:
     if config.season is not None and config.season < 1:
         raise DataError(f"data.season={config.season} must be at least 1 (null: by the calendar of the dates)")
     _check_sizes(config)
-    if config.static and config.id_column is None:
-        raise DataError("data.static needs data.id_column: it is for tables of many series")
+    for key in ("static", "melt"):
+        if getattr(config, key) and config.id_column is None:
+            raise DataError(f"data.{key} needs data.id_column: it is for tables of many series (data=panel)")
     path = find_file(config)
     if path.suffix == ".parquet" and not find_spec("pyarrow"):
         raise UnavailableError(f"{path} needs pyarrow: pip install pyarrow, or write CSV")
     if path.suffix not in (".npz", ".parquet"):  # numpy and pyarrow are not imported here
         header = read_header(path, config)
-        select_columns(path, [name for name in header.names if name not in (header.date, header.id)], config)
+        series = ["y"] if config.melt else [name for name in header.names if name not in (header.date, header.id)]
+        select_columns(path, series, config)
 
 
 def _check_sizes(config: ForecastingDataConfig) -> None:
@@ -118,6 +123,7 @@ class Header(NamedTuple):
         names: of all columns, without blanks at their ends; ``0``, ``1``, ... if the file has no header.
         date: name of the column of dates; None: there is none.
         id: name of the column of ids; None: the file is one series.
+        melted: the row of the file, from 0, and the column of each row of the table; None: they are the same.
     """
 
     path: Path
@@ -125,9 +131,13 @@ class Header(NamedTuple):
     names: list[str]
     date: str | None
     id: str | None = None
+    melted: tuple[np.ndarray, np.ndarray] | None = None
 
     def describe_cell(self, row: int, column: str) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its row, from 0, and the name of its column."""
+        if self.melted is not None:
+            rows, columns = self.melted
+            row, column = int(rows[row]), column if column in self.names else str(columns[row])
         if self.path.suffix == ".parquet":
             return f"{self.path} row {row + 1}, column {column}"
         with open_text(self.path) as file:
@@ -197,7 +207,7 @@ def table_header(path: Path, line: int, names: list[str], date: str | None, conf
     Raises:
         DataError: the column of ids, or a static one, does not exist.
     """
-    for key, wanted in (("id_column", [config.id_column]), ("static", config.static or [])):
+    for key, wanted in (("id_column", [] if config.melt else [config.id_column]), ("static", config.static or [])):
         _resolve_names(path, key, [name for name in wanted if name is not None], names)
     return Header(path, line, names, date, config.id_column)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exp.forecasting.data.files import Header
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["Layout", "arrange", "static_columns"]
+__all__ = ["Layout", "arrange", "melt", "static_columns"]
 
 _MOST_INSERTED = 10  # rows that gaps may add, relative to those of the file: more come from mistaken dates
 
@@ -38,6 +38,34 @@ class Layout(NamedTuple):
     def series_of_row(self) -> np.ndarray:
         """The number of each row's series, int32 (T,)."""
         return np.repeat(np.arange(len(self.starts) - 1, dtype=np.int32), np.diff(self.starts))
+
+
+def melt(table: pd.DataFrame, header: Header) -> tuple[pd.DataFrame, Header]:
+    """The columns of a table below each other: each from its first cell that is not empty to its last.
+
+    Args:
+        table: cells of the file.
+        header: of the file, with the name that the column of ids gets.
+
+    Returns:
+        A table with the columns of dates (if there is one), ids and ``y``, and its header.
+
+    Raises:
+        DataError: a column is empty.
+    """
+    columns = [name for name in table if name != header.date]
+    parts = []
+    for name in columns:
+        filled = np.flatnonzero(table[name].notna() & (table[name].astype(str).str.strip() != ""))
+        if not len(filled):
+            raise DataError(f"{header.path}: column {name} is empty, so it is no series; leave it out of the file")
+        parts.append(np.arange(filled[0], filled[-1] + 1))
+    rows, ids = np.concatenate(parts), np.repeat(np.array(columns, dtype=object), [len(part) for part in parts])
+    values = np.concatenate([table[name].to_numpy()[part] for name, part in zip(columns, parts)])
+    melted = pd.DataFrame({str(header.id): ids, "y": values})
+    if header.date is not None:
+        melted[header.date] = table[header.date].to_numpy()[rows]
+    return melted, header._replace(melted=(rows, ids))
 
 
 def arrange(

@@ -22,7 +22,7 @@ from exp.data.fingerprint import file_fingerprint, shortened
 from exp.errors import DataError
 from exp.forecasting.data import files as data_files
 from exp.forecasting.data.dates import Dates, read_dates
-from exp.forecasting.data.panel import Layout, arrange, static_columns
+from exp.forecasting.data.panel import Layout, arrange, melt, static_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ class Series:
     def describe_cell(self, row: int, channel: int) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0."""
         name = self.columns.names[channel]
-        if self.header is None or name not in self.header.names:
+        if self.header is None or (name not in self.header.names and self.header.melted is None):
             return f"{self.path} data[{row}, {name}]: {self.values[row, channel]:.6g}"
         return self.header.describe_cell(row if self.layout.lines is None else int(self.layout.lines[row]), name)
 
@@ -114,6 +114,8 @@ def read_series(path: Path, config: ForecastingDataConfig, statistics: TrainingS
         table = _read_array(path, config)
     else:
         table, header = _read_table(path, config)
+        if config.melt:
+            table, header = melt(table, header)
         if header.id is not None:
             table, dates, layout = arrange(table, header, config, *saved)
             if config.static:
@@ -365,7 +367,8 @@ def compute_statistics(
     if all_empty.any():
         raise DataError(
             f"{series.path}, column {names[int(all_empty.argmax())]}: all its cells in the training rows are empty; "
-            "leave it out (data.inputs), give some values, or write a row per series and date (data=panel)"
+            "leave it out (data.inputs), give some values, or take each column as a series of its own (data=panel "
+            "data.melt=true)"
         )
     mean, std = np.nanmean(rows, axis=0), np.nanstd(rows, axis=0)
     # Compare the extremes: rounding gives a constant series a tiny standard deviation, not zero.
