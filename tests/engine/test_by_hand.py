@@ -32,7 +32,8 @@ SETTINGS = {
     "checkpoint": {"every_steps": 1, "keep_last": 9},
     "data": {"_target_": f"{__name__}.Points"}, "model": {"_target_": f"{__name__}.Noisy"}, "metric": "near",
     "batch_size": 2, "accumulate": 2, "global_batch_size": 4, "max_epochs": 3, "log_every": 1, "plots": False,
-    "backend": {"name": "cpu"}, "wrapper": {"kind": "none"}, "launcher": {"_target_": "auto", "nnodes": 1},
+    "backend": {"name": "cpu"}, "wrapper": {"kind": "none"},
+    "launcher": {"_target_": "auto", "nnodes": 1, "mixed": False},
 }  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def test_every_generator_is_seeded_and_goes_on_from_what_a_checkpoint_has(tmp_pa
     """Also those that draw normal numbers in pairs, and keep the second of the pair."""
     card = torch.Generator()  # stands for the one of a card
     module = {"manual_seed_all": card.manual_seed, "get_rng_state": card.get_state, "set_rng_state": card.set_state}
-    backend = SimpleNamespace(torch_module=SimpleNamespace(**module))
+    backend = SimpleNamespace(torch_module=SimpleNamespace(**module), device_type="acme")
     seed_everything(7, backend)
     first = draws_of(7)
     assert draws(card) == [first[0], *first]

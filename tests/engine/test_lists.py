@@ -46,7 +46,8 @@ SILENT = {
     "reference.data", "reference.metrics", "reference.source", "resume", "resume_changed_data",
 }  # fmt: skip
 TAKES_EFFECT = {
-    "accumulate", "backend.*", "checkpoint.*", "compile", "debug.eval_batches", "dropout_by_sample",
+    "accumulate", "backend.*", "checkpoint.*", "compile", "debug.eval_batches", "debug.replay_every",
+    "dropout_by_sample",
     "figures.*", "hooks", "launcher.*", "log_every", "logger.*", "max_epochs", "max_steps", "metrics",
     "min_delta", "name", "nproc", "optim.*", "patience", "plots", "plugins", "precision", "sanity_check",
     "report_placement", "schedule.*", "val_every", "wrapper.*",

@@ -100,5 +100,5 @@ def hydra(tmp_path, monkeypatch):
 def test_the_exit_code_of_a_sweep(tmp_path, codes, code):
     lock = SimpleNamespace(check=lambda: None, made=[], release=lambda: None)
     jobs = [SimpleNamespace(outcome=Outcome(each)) for each in codes]
-    sweep = SimpleNamespace(lock=lock, jobs=jobs, launched=True, folder=tmp_path, _report=lambda rest: None)
-    assert Sweep.close(sweep, str) == (code, [])
+    sweep = SimpleNamespace(lock=lock, jobs=jobs, launched=True, folder=tmp_path, _report=lambda rest: None, error=None)
+    assert Sweep.close(sweep, str) == (code, [], None)

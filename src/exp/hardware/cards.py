@@ -51,7 +51,8 @@ def shared_cards(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, in
     of the same card only if torch's index and the list of visible cards are equal.
 
     Args:
-        devices: by rank, as for :func:`identity`, with ``host`` and, if known, ``device``.
+        devices: by rank, as for :func:`identity`, with ``host`` and, if known, ``device`` and ``shared_device``:
+            whether any number of ranks may share it.
 
     Returns:
         Pairs of ranks: the first rank with the card, and another one.
@@ -59,7 +60,7 @@ def shared_cards(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, in
     owners: dict[str, list[int]] = {}
     pairs = []
     for rank, device in sorted(devices.items()):
-        if device.get("device") == "cpu":  # of a job with other cards; any number of ranks may share it
+        if device.get("shared_device"):  # in a job with other cards
             continue
         others = owners.setdefault(device["host"], [])
         owner = next((other for other in others if _is_same_card(devices[other], device)), None)

@@ -156,7 +156,8 @@ def _announce_ranks(session: Session) -> None:
     share = rank_share(session.config.launcher, info.local_rank)
     about.update({} if share is None else {"share": share})
     if session.config.launcher.mixed:
-        about.update(backend=session.backend.name, simulated=session.backend.simulate)
+        shared = session.backend.capabilities.shared_device
+        about.update(backend=session.backend.name, simulated=session.backend.simulate, shared_device=shared)
     session.devices = session.distributed.gather({**about, "device": str(session.device)})
     session.shares = [device["share"] for device in session.devices if "share" in device]
     lines = [
