@@ -57,6 +57,10 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         return f"{self.key}={format_value(self.new)} (was {format_value(self.old)})"
 
+    def beside(self, label: str) -> str:
+        """``data.horizon=48 (<label>: 96)``: the new value, and the old one by the name of its configuration."""
+        return f"{self.key}={format_value(self.new)} ({label}: {format_value(self.old)})"
+
 
 class Changes(NamedTuple):
     """How the configuration of a resumed training differs from the one in the checkpoint.
@@ -149,7 +153,7 @@ def diff_lines(config: ExpConfig, other: ExpConfig, label: str, leave_out: Seque
     changes = {change.key: change for change in _compare(to_plain(other), to_plain(config))}
     dependent = {key for key, target in config.record.follows.items() if target in changes}
     return [
-        f"{key}={format_value(change.new)} ({label}: {format_value(change.old)})"
+        change.beside(label)
         for key, change in changes.items()
         if _RESULT_KEYS.fullmatch(key)
         and not _SPEED_ONLY.fullmatch(key)

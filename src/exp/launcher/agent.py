@@ -29,7 +29,7 @@ from exp.hardware.ports import local_address_for
 from exp.hardware.registry import create_backend
 from exp.runs.failures import Failures, Patience
 from exp.runs.folder import RunFolder
-from exp.runs.job import NODE_CONFIG, SCRATCH_VARIABLE, set_socket_folder, signal_name
+from exp.runs.job import SCRATCH_VARIABLE, set_socket_folder, signal_name
 from exp.task import task_class
 from exp.worker import processes
 from exp.worker.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START
@@ -126,8 +126,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         Whether it was started. It is not for one worker, for a diagnosis (which must show what goes wrong in each
         process), or if the backend does not declare forking as safe.
     """
-    of_node = Path(os.environ[SCRATCH_VARIABLE], NODE_CONFIG)
-    config: Any = OmegaConf.load(of_node if of_node.is_file() else folder.current_file(folder.config))
+    config: Any = OmegaConf.load(folder.config_of_node())
     trust_packages(config.get("plugins") or [])
     task = task_class(config)
     if nproc == 1 or task.is_diagnostic:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.config import compose, diff
-from exp.config.diff import format_value, resume_changes, resume_error
+from exp.config.diff import resume_changes, resume_error
 from exp.config.resolve import instantiate, mark_untrusted, resolve, to_plain, trust_packages
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import ConfigError, RunError, qualified_name
@@ -161,7 +161,7 @@ class FrozenRun:
         )
         if self.config.launcher.mixed:  # the ranks compare the others when they meet, so that all nodes end
             changed = [change for change in changed if change.key in ("launcher.mixed", "launcher.nnodes")]
-        texts = [f"{key}={format_value(new)} (there: {format_value(old)})" for key, old, new in changed]
+        texts = [change.beside("there") for change in changed]
         if texts:
             more = f" and {len(texts) - 4} more keys" if len(texts) > 4 else ""
             raise ConfigError(

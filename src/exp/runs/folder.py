@@ -15,6 +15,7 @@ from typing import Any, Iterable, Iterator, Mapping
 from exp.errors import RunError
 from exp.plugins import installed
 from exp.runs.files import digest_without_self, file_digest, read_json, read_seal, to_json, write_atomically, write_json
+from exp.runs.job import NODE_CONFIG, SCRATCH_VARIABLE
 
 __all__ = [
     "CHECKPOINT_NAME", "TAIL_BYTES", "FolderSnapshot", "RunFolder", "last_progress", "read_records",
@@ -90,6 +91,11 @@ class RunFolder:
         """The file in ``.start`` with the name of ``path``, if a start is pending and has it; else ``path``."""
         staged = self.pending_dir / path.name
         return staged if staged.is_file() else path
+
+    def config_of_node(self) -> Path:
+        """The configuration for the workers of this node: its own, in the job's private folder, or that of the run."""
+        own = Path(os.environ.get(SCRATCH_VARIABLE, os.devnull), NODE_CONFIG)
+        return own if own.is_file() else self.current_file(self.config)
 
     def commit_pending(self, overwrite: bool) -> None:
         """Replace the records of the earlier run by those of the pending start; called by one process of the run.

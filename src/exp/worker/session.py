@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
 from exp.config.compose import load
-from exp.config.diff import format_value, node_changes
+from exp.config.diff import node_changes
 from exp.config.resolve import to_plain, trust_packages
 from exp.config.shares import rank_share
 from exp.console import make_console
@@ -38,7 +38,7 @@ from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
 from exp.runs.failures import Failures, Patience, RankFailure, is_caused_by_peer, is_time_out, node_name
 from exp.runs.files import to_json, write_json
-from exp.runs.job import ENDING_FLAG, NODE_CONFIG, SCRATCH_VARIABLE
+from exp.runs.job import ENDING_FLAG, SCRATCH_VARIABLE
 from exp.session import RankInfo, Session
 from exp.task import create_task, task_class
 
@@ -66,8 +66,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     Raises:
         ExpError: the run failed; the launcher turns the error into the run's result and exit code.
     """
-    of_node = Path(os.environ.get(SCRATCH_VARIABLE, os.devnull), NODE_CONFIG)
-    config = load(of_node if of_node.is_file() else folder.current_file(folder.config))
+    config = load(folder.config_of_node())
     trust_packages(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.exit_handlers.append(backend.close)
@@ -211,7 +210,7 @@ def check_nodes(config: ExpConfig, backend: Backend, info: RankInfo, store: Stor
     for other in (first, *others):
         changes = node_changes(first["config"], other["config"])
         if changes:
-            texts = [f"{key}={format_value(new)} (there: {format_value(old)})" for key, old, new in changes[:4]]
+            texts = [change.beside("there") for change in changes[:4]]
             raise ConfigError(
                 f"{other['name']} has another configuration than {first['name']}: {', '.join(texts)}",
                 "give all nodes the same, except for backend, nproc, shares and data.num_workers",
