@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exp.forecasting.data.files import Header
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["Layout", "arrange", "melt", "static_columns"]
+__all__ = ["Layout", "arrange", "empty_cells", "melt", "static_columns"]
 
 _MOST_INSERTED = 10  # rows that gaps may add, relative to those of the file: more come from mistaken dates
 
@@ -40,6 +40,14 @@ class Layout(NamedTuple):
         return np.repeat(np.arange(len(self.starts) - 1, dtype=np.int32), np.diff(self.starts))
 
 
+def empty_cells(column: pd.Series) -> np.ndarray:
+    """Where a column has no value, bool (T,); text may also be blank, or read "nan"."""
+    empty: np.ndarray = column.isna().to_numpy()
+    if column.dtype.kind not in "iuf":
+        empty = empty | column.astype(str).str.strip().str.lower().isin(["", "nan"]).to_numpy()
+    return empty
+
+
 def melt(table: pd.DataFrame, header: Header) -> tuple[pd.DataFrame, Header]:
     """The columns of a table below each other: each from its first cell that is not empty to its last.
 
@@ -56,7 +64,7 @@ def melt(table: pd.DataFrame, header: Header) -> tuple[pd.DataFrame, Header]:
     columns = [name for name in table if name != header.date]
     parts = []
     for name in columns:
-        filled = np.flatnonzero(table[name].notna() & (table[name].astype(str).str.strip() != ""))
+        filled = np.flatnonzero(~empty_cells(table[name]))
         if not len(filled):
             raise DataError(f"{header.path}: column {name} is empty, so it is no series; leave it out of the file")
         parts.append(np.arange(filled[0], filled[-1] + 1))

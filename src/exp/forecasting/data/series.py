@@ -22,7 +22,7 @@ from exp.data.fingerprint import file_fingerprint, shortened
 from exp.errors import DataError
 from exp.forecasting.data import files as data_files
 from exp.forecasting.data.dates import Dates, read_dates
-from exp.forecasting.data.panel import Layout, arrange, melt, static_columns
+from exp.forecasting.data.panel import Layout, arrange, empty_cells, melt, static_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,14 +213,12 @@ def _read_parquet(path: Path, config: ForecastingDataConfig) -> tuple[pd.DataFra
 
 def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """float64 (T, C), NaN where a cell is no number; and bool (T, C), where it is empty."""
-    empty = np.array(table.isna())
-    numbers = {}
+    empty, numbers = np.zeros(table.shape, dtype=bool), {}
     for position, column in enumerate(table.columns):
         numbers[position] = table[column]
+        empty[:, position] = empty_cells(table[column])
         if numbers[position].dtype.kind not in "iuf":
-            cells = table[column].astype(str).str.strip()
-            empty[:, position] |= cells.str.lower().isin(["", "nan"]).to_numpy()
-            numbers[position] = pd.to_numeric(cells, errors="coerce")
+            numbers[position] = pd.to_numeric(table[column].astype(str).str.strip(), errors="coerce")
     return pd.DataFrame(numbers).to_numpy(dtype=np.float64), empty
 
 
