@@ -36,6 +36,48 @@ SHORT = [
     "plots=false",
 ]
 
+TOY_DATA = """
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Dataset
+from exp.data.base import Data
+from exp.metrics import SampleMetric
+from exp.models.base import Model
+
+def sleeps(seconds, rank):
+    # A negative number is for all ranks.
+    if seconds < 0 or seconds and dist.is_initialized() and dist.get_rank() == rank:
+        time.sleep(abs(seconds))
+
+class Rows(Dataset):
+    def __init__(self, n, seconds=0.0):
+        self.x, self.seconds = torch.randn(n, 8, generator=torch.Generator().manual_seed(n)), seconds
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        sleeps(self.seconds, 1)
+        return {"x": self.x[index], "y": self.x[index].sum(-1)}
+
+class Error(SampleMetric):
+    names, greater_is_better = ("error",), False
+
+    def per_sample(self, outputs, batch):
+        return (outputs - batch["y"]).abs()
+
+class Toy(Data):
+    def __init__(self, name, slow=0.0):
+        self.train, self.val, self.test = Rows(240, slow), Rows(16), Rows(17)
+
+    def metrics(self, detailed=False):
+        return Error()
+"""
+"""A module of a user: numbers and their sum; ``slow`` seconds for each of rank 1, or of all ranks if it is negative."""
+
 FORECAST = [*TINY, "log_every=1", "checkpoint.every_steps=2"]
 """A forecasting training of seconds: ETTh1 in short windows, a small TimeBridge."""
 

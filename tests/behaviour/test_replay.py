@@ -5,41 +5,11 @@ from __future__ import annotations
 import pytest
 
 from exp.hardware.compat import supports_full_sharding, supports_replay
-from tests.behaviour.conftest import first_line, losses, ran, result
+from tests.behaviour.conftest import TOY_DATA, first_line, losses, ran, result
 from tests.simulators import needs_current_card
 
-CODE = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import Dataset
-from exp.data.base import Data
-from exp.metrics import SampleMetric
-from exp.models.base import Model
+MODEL = """
 from exp.models.dropout import Dropout
-
-class Rows(Dataset):
-    def __init__(self, n):
-        self.x = torch.randn(n, 8, generator=torch.Generator().manual_seed(n))
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return {"x": self.x[index], "y": self.x[index].sum(-1)}
-
-class Error(SampleMetric):
-    names, greater_is_better = ("error",), False
-
-    def per_sample(self, outputs, batch):
-        return (outputs - batch["y"]).abs()
-
-class Toy(Data):
-    def __init__(self, name):
-        self.train, self.val, self.test = Rows(240), Rows(16), Rows(17)
-
-    def metrics(self, detailed=False):
-        return Error()
 
 class Flip(nn.Module):
     # Flips the lowest bit of one value: on one rank, in the pass of this number, or in all from there on.
@@ -90,7 +60,7 @@ needs_replay = pytest.mark.skipif(not supports_replay(), reason="needs torch >= 
 
 @pytest.fixture
 def toy(exp):
-    (exp.folder / "toys.py").write_text(CODE)
+    (exp.folder / "toys.py").write_text(TOY_DATA + MODEL)
     return exp
 
 
