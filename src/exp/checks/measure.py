@@ -14,7 +14,6 @@ import time
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Sequence, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from exp.checks.check import LIMITS_S, Journal, ok
 from exp.console import format_bytes
 from exp.data.loader import tensors_of
 from exp.engine.build import build_data, build_model
+from exp.engine.optim import BackwardOnly
 from exp.engine.result import make_result
 from exp.engine.train import build_trainer
 from exp.engine.wrapper import is_sharded, unwrapped
@@ -131,10 +131,7 @@ class ComputeSpeed(Hook):
         model, backend, seconds = unwrapped(runner.model), runner.backend, []
         if is_sharded(model):
             return
-        autocast = functools.partial(backend.autocast, runner.session.config.precision)
-        passes = SimpleNamespace(
-            optim_context=lambda _: autocast(), update_params=lambda loss, **_: loss.backward(), zero_grad=lambda: None
-        )
+        passes = BackwardOnly(functools.partial(backend.autocast, runner.session.config.precision))
         model.train()
         runner.distributed_group.barrier()
         for _ in range(_REPEATS + 1):

@@ -7,11 +7,11 @@ valid, but have other losses with other values of ``nproc`` and ``accumulate``.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Callable, ContextManager
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mmengine.hooks import Hook
@@ -19,6 +19,7 @@ from torch import nn
 
 from exp.data.fingerprint import shortened
 from exp.distributed import rng_state, seed_everything, set_rng_state
+from exp.engine.optim import BackwardOnly
 from exp.engine.wrapper import class_name, is_sharded, unwrapped
 from exp.errors import first_line
 from exp.models.dropout import uses_global_rng
@@ -32,31 +33,6 @@ logger = logging.getLogger(__name__)
 _MOST_SAMPLES = 32
 _TOLERANCE = 1e-3
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-class _Recorder:
-    """Stands in for the optimizer wrapper in ``train_step``: adds up losses and gradients, and updates nothing."""
-
-    def __init__(self, during_backward: Callable[[], ContextManager[object]]) -> None:
-        self.loss, self.share, self.during_backward, self.called = 0.0, 1.0, during_backward, False
-        self.step = self.zero_grad = lambda **_: None  # what a train_step of a user's may call besides
-        self.scale_loss = lambda loss: loss
-
-    def optim_context(self, model: nn.Module) -> ContextManager[None]:
-        """No context: float32 shows smaller differences."""
-        return contextlib.nullcontext()
-
-    def update_params(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
-        """Add the loss, and its gradients."""
-        self.backward(loss)
-
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Add the loss, weighted by the share of the samples, and its gradients."""
-        self.called = True
-        loss = loss * self.share
-        self.loss += float(loss.detach())
-        with self.during_backward():
-            loss.backward(**kwargs)
 
 
 class SplitCheck(Hook):
@@ -159,7 +135,8 @@ class _Comparison:
     def run(self, *bounds: int) -> tuple[float, list[torch.Tensor]]:
         """Mean loss of the samples between these bounds, each range by itself, and the gradients on the CPU."""
         backend, dropouts = self.runner.backend, self.runner.train_loop.dropouts
-        recorder = _Recorder(contextlib.nullcontext if dropouts is None else dropouts.during_backward)
+        # In float32, without autocast, since that shows smaller differences.
+        optimizer = BackwardOnly(backward_context=nullcontext if dropouts is None else dropouts.during_backward)
         step: Any = self.model.train_step
         self.model.zero_grad(set_to_none=True)
         self.draws = False
@@ -168,13 +145,13 @@ class _Comparison:
             before = _as_text(rng_state(backend))
             if dropouts is not None:
                 dropouts.begin(self.runner.iter, 0, first, end - first)
-            recorder.share = (end - first) / self.used
-            step(_rows(self.batch, first, end, self.size), optim_wrapper=recorder)
+            optimizer.share = (end - first) / self.used
+            step(_rows(self.batch, first, end, self.size), optim_wrapper=optimizer)
             self.draws = self.draws or _as_text(rng_state(backend)) != before
-        if not recorder.called:
+        if not optimizer.losses:
             raise RuntimeError("train_step computes the gradients without the optimizer wrapper")
         gradients = (value.grad for value in self.model.parameters())
-        return recorder.loss, [
+        return sum(map(float, optimizer.losses)), [
             torch.zeros(()) if value is None else value.detach().float().cpu() for value in gradients
         ]
 

@@ -288,6 +288,51 @@ class BackendOptimWrapper(OptimWrapper):
         self.optimizer.load_state_dict(state)
 
 
+class BackwardOnly:
+    """Stands in for the optimizer wrapper in a model's ``train_step``: makes backward passes, and no update.
+
+    Args:
+        forward_context: makes the context of a forward pass.
+        backward_context: makes the context of a backward pass.
+        backward: makes the backward pass of a loss.
+
+    Attributes:
+        share: factor of each loss.
+        losses: the losses so far, times their factors; 0-dim tensors.
+    """
+
+    def __init__(
+        self,
+        forward_context: Callable[[], ContextManager[Any]] = contextlib.nullcontext,
+        backward_context: Callable[[], ContextManager[Any]] = contextlib.nullcontext,
+        backward: Callable[..., object] = torch.Tensor.backward,
+    ) -> None:
+        self._forward_context, self._backward_context, self._backward = forward_context, backward_context, backward
+        self.share = 1.0
+        self.losses: list[torch.Tensor] = []
+        self.scale_loss = lambda loss: loss  # a user's train_step may call it
+
+    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
+        """Context of a forward pass."""
+        return self._forward_context()
+
+    def update_params(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
+        """Make the backward pass."""
+        self.backward(loss)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Make the backward pass."""
+        loss = loss if self.share == 1.0 else loss * self.share
+        self.losses.append(loss.detach())
+        with self._backward_context():
+            self._backward(loss, **kwargs)
+
+    def step(self, **_: Any) -> None:
+        """Make no update."""
+
+    zero_grad = step
+
+
 def build_optimizer(
     model: nn.Module, config: Any, missing_operators: Collection[str] = frozenset()
 ) -> torch.optim.Optimizer:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ContextManager, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple
 
 import torch
 from mmengine.model import BaseModel
@@ -15,7 +14,7 @@ from exp.config.resolve import create, resolve
 from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.loader import map_tensors, tensors_of
 from exp.engine.fsdp import units_of
-from exp.engine.optim import build_optimizer
+from exp.engine.optim import BackwardOnly, build_optimizer
 from exp.errors import (
     ConfigError,
     DataError,
@@ -105,7 +104,7 @@ class Tracer:
                 batch = as_batch(self.example.train, batch_size)
                 allocator.track(batch, "batch")
                 with allocator.tracking(), META:
-                    model.train_step(batch, backward_only(allocator))  # type: ignore[operator]
+                    model.train_step(batch, BackwardOnly(lambda: allocator, lambda: allocator, backward_with_modes))  # type: ignore[operator]
                 del batch
             with allocator.tracking("optimizer", self._shards.parameters):
                 if config.optim.clip_grad_norm is not None:
@@ -224,20 +223,6 @@ def _shards_of(config: Any, model: nn.Module, backend: Backend) -> _Shards:
     as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
     wrapper_bytes = {"gradients" if as_views else "wrapper": gradient_bytes}
     return _Shards(1.0, 0.0 if as_views else 1.0, wrapper_bytes, wrapper_bytes)
-
-
-def backward_only(autocast: ContextManager[Any]) -> Any:
-    """Stands in for MMEngine's OptimWrapper in ``train_step``: runs the backward pass, and calls no optimizer.
-
-    Args:
-        autocast: context of the forward pass; used in the backward pass, too, for activations that it recomputes.
-    """
-
-    def update_params(loss: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
-        with autocast:
-            backward_with_modes(loss)
-
-    return SimpleNamespace(optim_context=lambda _model: autocast, update_params=update_params)
 
 
 def model_on_meta(config: Any, arguments: Mapping[str, Any]) -> nn.Module:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from exp.data.base import Data
+from exp.engine.optim import BackwardOnly
 from exp.estimate.memory import META
-from exp.estimate.tracer import Tracer, as_batch, backward_only, largest_sample, model_on_meta
-from exp.hardware.compat import supports_estimates
+from exp.estimate.tracer import Tracer, as_batch, largest_sample, model_on_meta
+from exp.hardware.compat import backward_with_modes, supports_estimates
 from exp.hardware.matmul import matrix_rate
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
 
     counter = FlopCounterMode(display=False)
     with counter, META:
-        model.train().train_step(batch, backward_only(contextlib.nullcontext()))  # type: ignore[operator]
+        model.train().train_step(batch, BackwardOnly(backward=backward_with_modes))  # type: ignore[operator]
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
 
