@@ -71,6 +71,11 @@ REFERENCE = {
             "exp.vision.backbones.keys",
         ],
     ),
+    "significance": (
+        "Significance",
+        "Tests for [your own task](../extend/add-a-task.md) or script: whether a difference is more than noise.",
+        ["exp.significance"],
+    ),
     "errors": ("Errors", "What a run ends with; [exit codes](../concepts/run.md#exit-codes).", ["exp.errors"]),
 }
 # Keys tell their own names; a signature of thirty says nothing more.
