@@ -37,7 +37,7 @@ def miou_of_map(predictions, masks):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["model.overlap=0.5"],
+        ["model.overlap=0.5", "model.blend=hann"],
         [HALF, "model.inference=whole", "model.tta_flip=true", "model.tta_scales=[1.0,0.75]"],
     ],
 )

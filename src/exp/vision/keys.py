@@ -312,6 +312,9 @@ class SegmenterConfig(LabelConfig):
     """Side of a window in pixels; best the size of training crops."""
     overlap: float = 0.25
     """Share of a window that the next window covers, too, from 0 to 1."""
+    blend: Optional[str] = None
+    """Weights of overlapping windows: ``hann`` (fading to nearly 0 at their borders, so that scores do not jump there),
+    ``uniform``; null: ``uniform``."""
     tta_scales: List[float] = field(default_factory=lambda: [1.0])
     """Test-time augmentation: images are predicted at each of these scales."""
     tta_flip: bool = False

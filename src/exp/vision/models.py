@@ -490,7 +490,9 @@ class Segmenter(ImageModel):
             info = backbone.info(self.auxiliary_indices)
             self.auxiliary_head: Head = create(config.auxiliary_head, Head, "model.auxiliary_head", info=info, **common)
             self.auxiliary_loss = CrossEntropy(ignore_index=ignore_index, class_weights=config.class_weights)
-        self.tiling = Tiling(config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip)
+        self.tiling = Tiling(
+            config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip, config.blend
+        )
         backbone.freeze_unused([*self.out_indices, *self.auxiliary_indices])
 
     def forward(

@@ -344,9 +344,13 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
                 f"warning: {entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
                 f"{across} x {down}, by a factor of the images of the data; result.json names such images"
             )
-        for top, rows_of_labels in tiling.rows(scores, classes, image.seen, size):
-            part, missing = rows_of_labels.cpu().numpy(), image.missing_rows(top, len(rows_of_labels))
-            labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
+        for top, left, block in tiling.blocks(scores, classes, image.seen, size):
+            chosen = block.argmax(dim=0).to(torch.uint8).cpu().numpy()
+            rows, columns = chosen.shape
+            missing = image.missing_rows(top, rows)
+            if missing is not None:
+                chosen = np.where(missing[:, left : left + columns], NO_DATA, chosen)
+            labels[top : top + rows, left : left + columns] = chosen
         write_png(written[0], labels, data.palette)
         if image.dataset is not None and is_georeferenced(image.dataset):
             written.append(folder / "geo" / f"{entry.name}.tif")

@@ -1,8 +1,11 @@
-"""Labels of images of any size from scores of windows; used by validation, evaluation and prediction.
+"""Scores of images of any size from those of windows; used by validation, evaluation and prediction.
 
 An image is predicted whole, or in overlapping windows whose scores are averaged. The scores of a whole satellite scene,
 K numbers per pixel, would take gigabytes. So scores are kept only for the rows of one row of windows, and for no more
-columns at a time than ``row_block_bytes`` allows; pixels that no later window covers become labels.
+columns at a time than ``row_block_bytes`` allows; blocks that no later window covers are handed on.
+
+At the border of a window a network lacks context. Where all windows weigh the same, scores jump there; weights that
+fall to nearly 0 at the border (``blend="hann"``) let one window fade into the next.
 
 Features of images (:mod:`exp.vision.features`) use the windows of this module alone (:func:`patch_windows`): each patch
 is taken from one window, as it is. An average over windows would be a vector that the backbone gives for no image; a
@@ -54,23 +57,28 @@ class Tiling:
         overlap: share of a window that the next window covers, too, from 0 to 1.
         scales: test-time augmentation: every window is predicted at each of these scales.
         flip: test-time augmentation: every window is also predicted mirrored left to right.
+        blend: weights of a window's pixels in the mean: ``hann`` falls to nearly 0 at its border; None: ``uniform``.
 
     Raises:
-        ConfigError: ``kind`` is neither.
+        ConfigError: ``kind`` or ``blend`` is none of these.
     """
 
     row_block_bytes = 2**28
 
     def __init__(
-        self, kind: str, window: int = 1, overlap: float = 0.0, scales: Sequence[float] = (1.0,), flip: bool = False
-    ) -> None:
+        self, kind: str, window: int = 1, overlap: float = 0.0, scales: Sequence[float] = (1.0,), flip: bool = False,
+        blend: str | None = None,
+    ) -> None:  # fmt: skip
         if kind not in ("slide", "whole"):
             raise ConfigError(f"model.inference={kind} is not one of slide, whole")
+        if blend not in (None, "uniform", "hann"):
+            raise ConfigError(f"model.blend={blend} is not one of uniform, hann")
         self.kind = kind
         self.window = window
         self.stride = max(round(window * (1.0 - overlap)), 1)
         self.scales = list(scales)
         self.flip = flip
+        self.blend = blend
 
     def window_size(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) of the windows for an image of this size."""
@@ -93,7 +101,7 @@ class Tiling:
             image: (B, C, H, W).
             sizes: (height, width) of each image without its padding; None: no image is padded.
             fill: the label of the padding.
-            label_sizes: (height, width) of the labels of each image, see :meth:`rows`; None: those of the image.
+            label_sizes: (height, width) of the labels of each image, see :meth:`blocks`; None: those of the image.
 
         Returns:
             (B, H, W), uint8; with ``label_sizes`` of the largest of these heights and widths.
@@ -102,38 +110,47 @@ class Tiling:
         label_size = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
         labels = torch.full((image.shape[0], *label_size), fill, dtype=torch.uint8, device=image.device)
         for row, pixels, (height, width), size in zip(labels, image, sizes, label_sizes or sizes):
-            for top, part in self.rows(network, num_classes, InMemoryImage(pixels[:, :height, :width]), size):
-                row[top : top + len(part), : size[1]] = part
+            for top, left, scores in self.blocks(network, num_classes, InMemoryImage(pixels[:, :height, :width]), size):
+                chosen = scores.argmax(dim=0).to(torch.uint8)
+                row[top : top + chosen.shape[0], left : left + chosen.shape[1]] = chosen
         return labels
 
-    def rows(
+    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
+        """The probabilities of classes from scores of :meth:`blocks`: (K, h, w) each."""
+        return torch.softmax(scores, dim=0) if _is_single(self.scales, self.flip) else scores / scores.sum(dim=0)
+
+    def blocks(
         self, network: LogitsFunction, num_classes: int, image: Image, size: tuple[int, int] | None = None
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        """The most probable class of every pixel of one image, from top to bottom.
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """The scores of one image, block by block, from top to bottom.
 
         Args:
             network: the network.
             num_classes: see :meth:`labels`.
             image: the image, which is read window by window.
-            size: (height, width) of the labels; None: those of the image. The scores are interpolated to other sizes,
-                then the classes are chosen: between two classes this gives finer borders than labels that are resized.
+            size: (height, width) of the result; None: those of the image. The scores are interpolated to other sizes:
+                a class that is chosen from them then has finer borders than labels that are resized.
 
         Yields:
-            The number of the first row of a band, and the band's labels, uint8 (rows, width); each row once.
+            The first row and column of a block, and its scores (see :func:`tta_logits`), means over windows, float32
+            (K, rows, columns); each pixel once.
         """
         extents = (image.height, image.width)
         down, across = map(_AxisResampler, extents, size or extents)
         height, width = self.window_size(*extents)
         upper = window_origins(image.height, height, self.stride)
         lefts = window_origins(image.width, width, self.stride)
+        (weights_down, sums_down), (weights_across, sums_across) = (
+            self._weights(upper, height), self._weights(lefts, width),
+        )  # fmt: skip
         columns = max(self.row_block_bytes // (4 * num_classes * height), width)
         at_once = max(min(_WINDOWS_AT_ONCE, self.row_block_bytes // (4 * num_classes * height * width)), 1)
         strips = across.strips(columns)
         carry: list[torch.Tensor | None] = [None] * len(strips)  # sums of the rows that the next windows cover, too
         last_rows: list[torch.Tensor | None] = [None] * len(strips)  # the last row of the band before
         for top, following in zip(upper, [*upper[1:], image.height]):
-            final, labels = following - top, []
-            label_rows = range(down.num_ready(top), down.num_ready(following))
+            final = following - top
+            result_rows = range(down.num_ready(top), down.num_ready(following))
             for number, (outputs, (begin, end)) in enumerate(strips):
                 # Windows that touch two strips are computed for both.
                 strip_lefts = [left for left in lefts if left < end and left + width > begin]
@@ -148,29 +165,34 @@ class Tiling:
                         if before is not None:
                             total[:, : before.shape[1]] = before
                             del before
+                    if self.blend == "hann":
+                        window_scores = window_scores * torch.outer(weights_down, weights_across).to(window_scores)
                     for row, left in enumerate(chunk):
                         first_column, stop = max(left, begin), min(left + width, end)
                         scores = window_scores[row, :, :, first_column - left : stop - left]
                         total[:, :, first_column - begin : stop - begin] += scores
                 assert total is not None
                 carry[number] = total[:, final:].clone()
-                band = total[:, :final]
-                if down.is_same and across.is_same:
-                    # Sums, not means: all classes of a pixel have equally many terms, so the largest is the same.
-                    labels.append(band.argmax(dim=0).to(torch.uint8))
-                    continue
-                # Means: neighbors that are interpolated may be in different numbers of windows.
-                covering = _window_counts(upper, height, top, following), _window_counts(lefts, width, begin, end)
-                band /= torch.outer(*covering).to(band)
-                previous, last_rows[number] = last_rows[number], band[:, -1:].clone()
-                start, band = (top, band) if previous is None else (top - 1, torch.cat([previous, band], dim=1))
+                band, start = total[:, :final], top
+                band /= torch.outer(sums_down[top:following], sums_across[begin:end]).to(band)
+                if not down.is_same:
+                    previous, last_rows[number] = last_rows[number], band[:, -1:].clone()
+                    start, band = (top, band) if previous is None else (top - 1, torch.cat([previous, band], dim=1))
                 rows_at_once = max(self.row_block_bytes // (4 * num_classes * max(len(outputs), end - begin)), 1)
-                parts = [label_rows[first : first + rows_at_once] for first in range(0, len(label_rows), rows_at_once)]
-                chosen = [across.interpolate(down.interpolate(band, part, start, 1), outputs, begin, 2).argmax(dim=0)
-                          for part in parts]  # fmt: skip
-                labels += [torch.cat(chosen).to(torch.uint8)] if chosen else []
-            if labels:
-                yield label_rows.start, torch.cat(labels, dim=1)
+                for first in range(0, len(result_rows), rows_at_once):
+                    part = result_rows[first : first + rows_at_once]
+                    scores = across.interpolate(down.interpolate(band, part, start, 1), outputs, begin, 2)
+                    yield part.start, outputs.start, scores
+
+    def _weights(self, origins: Sequence[int], window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights along one axis: of the pixels of a window, and their sum over all windows for each pixel; float32."""
+        weights = torch.ones(window, device="cpu")
+        if self.blend == "hann" and len(origins) > 1:
+            weights = torch.hann_window(window + 2, periodic=False, device="cpu")[1:-1]  # without its zeros
+        sums = torch.zeros(origins[-1] + window, device="cpu")
+        for origin in origins:
+            sums[origin : origin + window] += weights
+        return weights, sums
 
 
 class _AxisResampler:
@@ -218,12 +240,6 @@ class _AxisResampler:
         return first + share * (values.index_select(dim, upper) - first)
 
 
-def _window_counts(origins: Sequence[int], window: int, begin: int, end: int) -> torch.Tensor:
-    """How many windows cover each pixel from ``begin`` to ``end`` along one axis, float32."""
-    distance = torch.arange(begin, end, device="cpu") - torch.tensor(origins, device="cpu").unsqueeze(1)
-    return ((distance >= 0) & (distance < window)).sum(dim=0).float()
-
-
 class InMemoryImage:
     """An image (C, H, W) in memory; see :class:`Image`."""
 
@@ -248,7 +264,7 @@ def tta_logits(network: LogitsFunction, image: torch.Tensor, scales: Sequence[fl
     Returns:
         (B, K, H, W).
     """
-    if list(scales) == [1.0] and not flip:
+    if _is_single(scales, flip):
         return network(image)
     size = (image.shape[-2], image.shape[-1])
     total: torch.Tensor | None = None
@@ -266,6 +282,10 @@ def tta_logits(network: LogitsFunction, image: torch.Tensor, scales: Sequence[fl
             total = probabilities if total is None else total + probabilities
     assert total is not None
     return total
+
+
+def _is_single(scales: Sequence[float], flip: bool) -> bool:
+    return list(scales) == [1.0] and not flip
 
 
 def window_origins(extent: int, window: int, stride: int) -> list[int]:

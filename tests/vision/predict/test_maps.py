@@ -62,9 +62,10 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
             scores = lambda windows: windows[:, :1].float().expand(-1, 8, -1, -1)
             with open_image(Path(f"{height}.tif"), ImageReader(), max_pixels=0) as image, \
                     label_map(Path("x.png"), image) as held:
-                for top, labels in Tiling("slide", 512, 0.25).rows(scores, 8, image):
-                    assert image.missing_rows(top, len(labels)) is None
-                    held[top : top + len(labels)] = labels.numpy()
+                for top, left, block in Tiling("slide", 512, 0.25, blend="hann").blocks(scores, 8, image):
+                    rows, columns = block.shape[1:]
+                    assert image.missing_rows(top, rows) is None
+                    held[top : top + rows, left : left + columns] = block.argmax(dim=0).numpy()
                 write_png(Path("x.png"), held, colours)
                 write_tiff(Path("y.tif"), held, image.dataset, colours)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
