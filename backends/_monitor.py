@@ -13,11 +13,11 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 __all__ = [
-    "efsmi", "kfd_processes", "nvidia_smi", "parse_efsmi", "parse_nvidia_processes", "parse_nvidia_smi",
-    "parse_rocm_smi", "processes_with_open", "reading", "rocm_smi",
+    "ask", "efsmi", "kfd_processes", "number", "nvidia_smi", "parse_efsmi", "parse_nvidia_processes",
+    "parse_nvidia_smi", "parse_rocm_smi", "processes_with_open", "reading", "rocm_smi", "rows_of_two_lines", "size",
 ]  # fmt: skip
 
 _TIMEOUT_S = 10
@@ -25,6 +25,7 @@ _EFSMI_PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/efsmi", "/opt/tops/bin")  
 _EFSMI_DEVICE = re.compile(r"/dev/(?:dtu|gcu(?:\d+vid)?)(\d+)")  # T20; S60 and later
 _KFD = Path("/sys/class/kfd/kfd")
 _MIB = 2**20
+_BUS_ID = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 _NVIDIA_FIELDS = (
@@ -55,7 +56,7 @@ def reading(index: int, **values: Any) -> dict[str, Any]:
 
 def efsmi() -> list[dict[str, Any]]:
     """Readings of Enflame's cards; the monitor lists no processes, so those count that have the device file open."""
-    cards = _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
+    cards = ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
     users = processes_with_open(_EFSMI_DEVICE) if cards else {}
     return [{**card, "processes": users.get(card["index"])} for card in cards]
 
@@ -63,7 +64,7 @@ def efsmi() -> list[dict[str, Any]]:
 def rocm_smi() -> list[dict[str, Any]]:
     """Readings of AMD's cards."""
     options = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"]
-    cards = _ask(parse_rocm_smi, ["rocm-smi", *options, "--showuniqueid", "--json"])
+    cards = ask(parse_rocm_smi, ["rocm-smi", *options, "--showuniqueid", "--json"])
     users = kfd_processes(_KFD) if cards else {}
     return [{**card, "processes": users.get(str(card["bus_id"]).lower())} for card in cards]
 
@@ -71,9 +72,9 @@ def rocm_smi() -> list[dict[str, Any]]:
 def nvidia_smi() -> list[dict[str, Any]]:
     """Readings of NVIDIA's cards."""
     fields = ",".join(field for field, _ in _NVIDIA_FIELDS)
-    cards = _ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    cards = ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
     query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"]
-    users = _ask(parse_nvidia_processes, query) if cards else []
+    users = ask(parse_nvidia_processes, query) if cards else []
     return [{**card, "processes": [pid for uuid, pid in users if uuid == card["uuid"]]} for card in cards]
 
 
@@ -110,7 +111,7 @@ def kfd_processes(root: Path) -> dict[str, list[int]]:
     return users
 
 
-def _ask(parse: Callable[[str], list[Any]], command: list[str], folders: Sequence[str] = ()) -> list[Any]:
+def ask(parse: Callable[[str], list[Any]], command: list[str], folders: Sequence[str] = ()) -> list[Any]:
     """Run a monitor and parse its output; empty if it is missing, cannot run, or takes longer than 10 s.
 
     Args:
@@ -140,9 +141,9 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
         cells = {key: cell for (_, key), cell in zip(_NVIDIA_FIELDS, row)}
         values: dict[str, Any] = {key: _text(cells[key]) for key in ("uuid", "bus_id", "name")}
         for key in ("utilization_percent", "temperature_c", "power_w"):
-            values[key] = _number(cells[key])
+            values[key] = number(cells[key])
         for key in ("memory_used", "memory_total"):
-            values[key] = _bytes(cells[key], _MIB)
+            values[key] = size(cells[key], _MIB)
         cards.append(reading(int(cells["index"]), **values))
     return cards
 
@@ -171,11 +172,11 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
                 name=_text(_first(values, "card series", "card model", "product name")),
                 uuid=_text(_first(values, "unique id")),
                 bus_id=_text(_first(values, "pci bus")),
-                utilization_percent=_number(_first(values, "gpu use (%)")),
-                memory_used=_bytes(_first(values, "vram total used memory (b)")),
-                memory_total=_bytes(_first(values, "vram total memory (b)")),
-                temperature_c=_number(_first(values, "temperature (sensor edge", "temperature (sensor junction")),
-                power_w=_number(
+                utilization_percent=number(_first(values, "gpu use (%)")),
+                memory_used=size(_first(values, "vram total used memory (b)")),
+                memory_total=size(_first(values, "vram total memory (b)")),
+                temperature_c=number(_first(values, "temperature (sensor edge", "temperature (sensor junction")),
+                power_w=number(
                     _first(values, "average graphics package power", "current socket graphics package power")
                 ),
             )
@@ -188,31 +189,44 @@ def parse_efsmi(text: str) -> list[dict[str, Any]]:
 
     Each card has two lines; only the first has the card's number. Rows are framed by ``|``, on the T20 by ``*``.
     """
-    cards: list[dict[str, Any]] = []
+    return [
+        reading(
+            int(head[0][0]),
+            name=" ".join(head[0][1:]) or None,
+            bus_id=head[2][0],
+            utilization_percent=number(next((word for word in cells[2] if word.endswith("%")), None)),
+            memory_total=size(cells[1][0]),
+            temperature_c=number(cells[0][0]),
+            power_w=number(next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)),
+            state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
+            serial=_text(cells[2][-1]) if not cells[2][-1].endswith("%") else None,
+        )
+        for head, cells in rows_of_two_lines(text, lambda head: bool(_BUS_ID.match(head[2][0])))
+    ]
+
+
+def rows_of_two_lines(
+    text: str, is_head: Callable[[list[list[str]]], bool]
+) -> Iterator[tuple[list[list[str]], list[list[str]]]]:
+    """The rows of a table of three columns in which each card has two lines.
+
+    Args:
+        text: what the monitor printed; its lines are framed by ``|`` or ``*``.
+        is_head: whether a line whose first word is a number is the first of a card.
+
+    Yields:
+        Words by column of the first and of the second line.
+    """
     head: list[list[str]] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|*").split("|")]
         if len(cells) != 3 or not all(cells):
             head = None if not line.strip().startswith(("|", "*")) else head
-            continue
-        if head is None:
-            if cells[0][0].isdigit() and re.match(r"[0-9a-fA-F]+:[0-9a-fA-F]+", cells[2][0]):
-                head = cells
-            continue
-        card = reading(
-            int(head[0][0]),
-            name=" ".join(head[0][1:]) or None,
-            bus_id=head[2][0],
-            utilization_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
-            memory_total=_bytes(cells[1][0]),
-            temperature_c=_number(cells[0][0]),
-            power_w=_number(next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)),
-            state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
-            serial=_text(cells[2][-1]) if not cells[2][-1].endswith("%") else None,
-        )
-        cards.append(card)
-        head = None
-    return cards
+        elif head is not None:
+            yield head, cells
+            head = None
+        elif cells[0][0].isdigit() and is_head(cells):
+            head = cells
 
 
 def _first(values: dict[str, Any], *beginnings: str) -> Any:
@@ -223,12 +237,13 @@ def _first(values: dict[str, Any], *beginnings: str) -> Any:
     return None
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
+    """The first number in a cell, or None."""
     match = _NUMBER.search(str(value)) if value is not None else None
     return float(match.group()) if match else None
 
 
-def _bytes(value: Any, unit: int = 1) -> int | None:
+def size(value: Any, unit: int = 1) -> int | None:
     """Bytes of a size in units of ``unit`` bytes, or with a unit of its own, as ``49120MiB`` and ``32G``."""
     match = re.fullmatch(r"(\d+)(MiB|G|GiB)?", str(value))
     units = {"MiB": _MIB, "G": 2**30, "GiB": 2**30, None: unit}

@@ -98,7 +98,8 @@ def cards_by_library(library: str, initializers: tuple[str, ...], counter: str) 
 
     Args:
         library: file name, such as ``libnvidia-ml.so.1``.
-        initializers: names of its functions that prepare it, the newest first; they vary between releases.
+        initializers: names of its functions that prepare it, the newest first; they vary between releases. Empty: it
+            needs none.
         counter: name of its function that writes the number of cards to its argument.
 
     Returns:
@@ -109,7 +110,7 @@ def cards_by_library(library: str, initializers: tuple[str, ...], counter: str) 
     except OSError:
         return None
     count = ctypes.c_uint(0)
-    ready = any(getattr(loaded, name)() == 0 for name in initializers if hasattr(loaded, name))
+    ready = not initializers or any(getattr(loaded, name)() == 0 for name in initializers if hasattr(loaded, name))
     answered = ready and hasattr(loaded, counter) and getattr(loaded, counter)(ctypes.byref(count)) == 0
     return count.value if answered else None
 

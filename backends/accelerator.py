@@ -27,7 +27,7 @@ from exp.plugins import entry_points
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AcceleratorBackend"]
+__all__ = ["AcceleratorBackend", "is_built_in"]
 
 _FIRST = (2, 6)
 _PLUGINS = "torch.backends"
@@ -38,7 +38,7 @@ for name in {imports}:
 device = torch.accelerator.current_accelerator()
 print("answer", json.dumps([device and device.type, torch.accelerator.device_count() if device else 0]))
 """
-_NAMED = {"cuda": "cuda or backend=rocm"}
+_NAMED = {"cuda": "cuda or backend=rocm", "mps": "mps"}
 
 
 class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
@@ -54,6 +54,10 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
     collectives = Collectives("cpu:gloo")
     imports: tuple[str, ...] = ()
     """Packages to import after torch, if the vendor's package has no entry point in ``torch.backends``."""
+    own_type: str | None = None
+    """Torch's device type of the one vendor whose class this is; None: whatever torch finds.
+
+    Torch then loads no plug-in by itself but those of :attr:`imports`: two in one process refuse each other."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,31 +74,46 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
 
         Torch is asked in a process of its own, and not at all if it cannot have an accelerator.
         """
-        if _why_hopeless(self.imports):
+        if self._why_hopeless():
             return None, 0, None
+        counted = self.count_by_driver()
+        if counted is not None:
+            return self.own_type, counted, None
         environment = tuple(map(os.environ.get, (AUTOLOAD, *self.visible_variables)))
         script = _ASK.format(imports=list(self.imports))
-        answer, problem = _probe.ask_torch(script, os.environ.get(AUTOLOAD, "1"), environment)
+        autoload = "0" if self.own_type else os.environ.get(AUTOLOAD, "1")
+        answer, problem = _probe.ask_torch(script, autoload, environment)
         kind, count = answer or (None, 0)
         return kind, count, problem
 
+    def count_by_driver(self) -> int | None:
+        """Number of visible cards by the vendor's own library, within milliseconds; None: torch must be asked."""
+        return None
+
+    def _why_hopeless(self) -> str | None:
+        """Why torch cannot have this accelerator, or None if it must be asked; takes milliseconds."""
+        return _why_hopeless(self.imports)
+
     def unavailable_reason(self) -> str | None:
         """What is missing (torch 2.6, a plug-in, a card), or which backend to use instead; None: nothing is missing."""
-        hopeless = _why_hopeless(self.imports)
+        hopeless = self._why_hopeless()
         if hopeless:
             return hopeless
         kind, count, problem = self._query_torch()
-        off = os.environ.get(AUTOLOAD, "1") != "1" and not self.imports
+        off = os.environ.get(AUTOLOAD, "1") != "1" and not self.imports and not self.own_type
         hint = f"; {AUTOLOAD}={os.environ[AUTOLOAD]} keeps plug-ins from loading: unset it" if off else ""
         if problem:
             check = _probe.built_for_another(problem) or "check the vendor's driver and library path"
             return f"torch cannot tell its accelerator ({problem}); {check}{hint}"
         if kind is None:
             return f"torch.accelerator names no device{hint or '; install the plug-in that goes with this torch'}"
-        if kind in _NAMED:
-            return f"torch's device here is {kind}; use backend={_NAMED[kind]}{hint}"
+        if kind in _NAMED or self.own_type not in (kind, None):
+            return f"torch's device here is {kind}; use backend={_NAMED.get(kind, kind)}{hint}"
         if count == 0:
-            return f"torch is built for {kind}, but counts no card; check the driver and its visible-devices variable"
+            return (
+                f"torch is built for {kind}, but counts no card; check the driver and "
+                f"{' and '.join(self.visible_variables) or 'its visible-devices variable'}"
+            )
         return None
 
     def device_count(self) -> int:
@@ -107,8 +126,9 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         return f"{self.name} ({kind}, through torch.accelerator)" if kind else self.name
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """Let torch load the plug-ins that have an entry point (TORCH_DEVICE_BACKEND_AUTOLOAD=1)."""
-        return {AUTOLOAD: "1", **super().worker_env(local_rank, local_world_size, single_node)}
+        """Let torch load the plug-ins that have an entry point (TORCH_DEVICE_BACKEND_AUTOLOAD=1), or none of them."""
+        autoload = "0" if self.own_type else "1"
+        return {AUTOLOAD: autoload, **super().worker_env(local_rank, local_world_size, single_node)}
 
     def packages(self) -> dict[str, str | None]:
         """Versions of the packages with an entry point in ``torch.backends``, and of those in ``imports``."""
@@ -180,11 +200,11 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
             return False
 
 
-def _built_in() -> bool:
-    """Whether torch was built for a device without a file here (XPU); plug-ins have entry points instead."""
+def is_built_in(device_type: str) -> bool:
+    """Whether torch itself was built for a device, so that there is no plug-in with an entry point; imports nothing."""
     spec = util.find_spec("torch")
     folders = [] if spec is None else spec.submodule_search_locations or []
-    return any(list(Path(folder, "lib").glob("libtorch_xpu*")) for folder in folders)
+    return any(list(Path(folder, "lib").glob(f"libtorch_{device_type}*")) for folder in folders)
 
 
 def _why_hopeless(imports: tuple[str, ...]) -> str | None:
@@ -199,7 +219,7 @@ def _why_hopeless(imports: tuple[str, ...]) -> str | None:
     absent = [name for name in imports if util.find_spec(name.partition(".")[0]) is None]
     if absent:
         return f"looked for the package {absent[0]} in {sys.executable} and found none; install it"
-    if imports or entry_points(_PLUGINS) or _built_in():
+    if imports or entry_points(_PLUGINS) or is_built_in("xpu"):
         return None
     return (
         f"torch {version} is built for no card that torch.accelerator could name, and no package announces one to "

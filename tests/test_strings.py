@@ -180,6 +180,7 @@ FOREIGN_ATTRIBUTES = {
     },
     "mmengine": {"data_preprocessor", "init_cfg", "need_val_args", "profiler"},
     "timm": {"output_fmt"},
+    "torch_npu": {"_npu_shutdown"},
     "omegaconf, yaml, requests": {"CSafeLoader", "full_key", "parent_node", "response", "status_code"},
 }  # fmt: skip
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from exp.backends import _monitor
 from exp.backends._monitor import parse_efsmi, parse_nvidia_smi, parse_rocm_smi
+from exp.backends.mlu import parse_cnmon
+from exp.backends.npu import parse_npu_smi
 
 from tests.backends import made
 
@@ -41,6 +43,14 @@ OUTPUTS = [
         (1, A100, "GPU-0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22", "00000000:5E:00.0", None, 4 * MIB, 81920 * MIB, 33.0,
          None, None, None),
     ]),
+    (parse_npu_smi, "npu-smi", [
+        (0, "910B2", None, "0000:C1:00.0", 37.0, 3376 * MIB, 65536 * MIB, 48.0, 103.8, "OK", None),
+        (1, "910ProB", None, "0000:C2:00.0", 0.0, 30711 * MIB, 32768 * MIB, 33.0, None, "Warning", None),
+    ]),
+    (parse_cnmon, "cnmon", [
+        (0, "MLU370-X8", None, "0000:39:00.0", 0.0, 0, 23374 * MIB, 32.0, 106.0, None, None),
+        (1, "MLU370-X8", None, "0000:3D:00.0", 86.0, 2010 * MIB, 23374 * MIB, 39.0, 106.0, None, None),
+    ]),
     (parse_rocm_smi, "rocm-smi", [
         (0, "AMD Instinct MI250X", "0x719d230578348e8c", "0000:2F:00.0", 99.0, 34351349760, 68702699520, 52.0, 489.0,
          None, None),
@@ -61,7 +71,7 @@ def test_output_that_is_cut_off_anywhere_raises_nothing(parse, name, cards):
         assert len(parse(text[:length])) <= len(cards)
 
 
-@pytest.mark.parametrize("parse", [parse_efsmi, parse_nvidia_smi, parse_rocm_smi])
+@pytest.mark.parametrize("parse", [parse_cnmon, parse_efsmi, parse_npu_smi, parse_nvidia_smi, parse_rocm_smi])
 @pytest.mark.parametrize(
     "text",
     [
@@ -97,7 +107,8 @@ def test_the_program_is_asked_and_what_fails_is_no_monitor(program, tmp_path, mo
     program("nvidia-smi", "sys.stdout.buffer.write(bytes(range(256)))", "sys.exit(9)")
     assert _monitor.nvidia_smi() == []
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert [made(name).monitor() for name in ("cpu", "cuda", "rocm", "gcu")] == [[]] * 4
+    names = ("cpu", "cuda", "rocm", "gcu", "npu", "mlu", "musa", "xpu", "mps")
+    assert [made(name).monitor() for name in names] == [[]] * len(names)
 
 
 def test_processes_are_found_on_the_cards_that_they_use(tmp_path):
@@ -115,3 +126,5 @@ def test_processes_are_found_on_the_cards_that_they_use(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{content}\n")
     assert _monitor.kfd_processes(tmp_path)["0000:2f:00.0"] == [81]
+    assert [card["processes"] for card in parse_npu_smi(recorded("npu-smi"))] == [[], [55115]]
+    assert [card["processes"] for card in parse_cnmon(recorded("cnmon"))] == [[], [4242]]

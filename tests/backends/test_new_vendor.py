@@ -34,26 +34,10 @@ def test_an_installed_backend_is_found_by_auto_without_a_yaml_file_and_a_broken_
     assert "'aa_broken'" in done.stderr.splitlines()[0]
 
 
-@pytest.mark.parametrize("vendor", ["Npu", "Mlu", "Musa", "Xpu", "Hpu"])
-def test_five_vendors_by_way_of_torchs_accelerator(lib, monkeypatch, vendor):
-    backend = made(f"my_vendors.{vendor}Backend")
-    assert backend.unavailable_reason() is not None
-    assert backend.device_count() == 0
-    for variable in backend.visible_variables:
-        monkeypatch.setenv(variable, "4,5,6,7")
-        assert visible_devices_env(backend, [3, 1]) == {variable: "5,7"}
-
-
-def test_a_lazy_card_runs_what_is_recorded_before_and_after_the_step(lib):
-    core = lib / "habana_frameworks" / "torch" / "core.py"
-    core.parent.mkdir(parents=True)
-    core.write_text("marks = []\ndef mark_step():\n    marks.append('mark')\n")
+def test_a_vendor_by_way_of_torchs_accelerator(lib, monkeypatch):
     backend = made("my_vendors.HpuBackend")
-    from habana_frameworks.torch.core import marks
-
-    class Optimizer:
-        def step(self, **kwargs):
-            marks.append(kwargs)
-
-    backend.end_step(Optimizer(), scale=2)
-    assert marks == ["mark", {"scale": 2}, "mark"]
+    reason = backend.unavailable_reason()
+    assert "habana_frameworks" in reason or "torch 1.10" in reason
+    assert backend.worker_env(0, 1, True)["PT_ENABLE_INT64_SUPPORT"] == "1"
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "4,5,6,7")
+    assert visible_devices_env(backend, [3, 1]) == {"HABANA_VISIBLE_MODULES": "5,7"}

@@ -15,7 +15,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["activate", "device_count", "generation", "path", "total_count"]
+__all__ = ["activate", "device_count", "device_type", "generation", "path", "total_count"]
 
 _HERE = Path(__file__).parent
 
@@ -36,6 +36,11 @@ def generation() -> str:
     if (major, minor) >= (2, 5):
         return "current"
     raise RuntimeError(f"simulated gcu: there is none for torch {version}; use torch 1.10, or 2.5 and later")
+
+
+def device_type() -> str:
+    """Torch's device type of the cards: ``gcu``, or what ``SIM_GCU_DEVICE`` says, for tests of other vendors' files."""
+    return os.environ.get("SIM_GCU_DEVICE") or "gcu"
 
 
 def path() -> Path:

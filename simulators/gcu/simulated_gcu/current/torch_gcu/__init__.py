@@ -25,14 +25,15 @@ if os.environ.get("SIM_GCU_PROFILE", "") not in ("", "s60", "l600"):
 # As in the vendor's package: this shadows a user's own modules named distributed, gcu or version.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from simulated_gcu import device_type
 from simulated_gcu.build import load
 
-torch.utils.rename_privateuse1_backend("gcu")
+torch.utils.rename_privateuse1_backend(device_type())
 _C = load("torch_gcu._C")
 
 from torch_gcu import gcu
 
-torch._register_device_module("gcu", gcu)
+torch._register_device_module(device_type(), gcu)
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
 
 from torch_gcu import distributed, no_cuda, simulator

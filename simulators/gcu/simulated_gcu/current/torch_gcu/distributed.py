@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Callable
 
 import torch.distributed as dist
+from simulated_gcu import device_type
 from torch.distributed import distributed_c10d
 
 from torch_gcu import _C
@@ -41,7 +42,7 @@ def _refusing_objects(function: Callable[..., Any], place: int) -> Callable[...,
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         group = args[place] if len(args) > place else kwargs.get("group")
-        if str(_device_of_objects(group)) == "gcu":
+        if str(_device_of_objects(group)) == device_type():
             raise RuntimeError(
                 f"eccl: torch.distributed.{function.__name__} hangs over eccl on a real card; use a gloo group, or a "
                 "default group of cpu:gloo,gcu:eccl"
@@ -59,5 +60,5 @@ if is_available():
             _checked = _refusing_objects(_function, _place)
             setattr(distributed_c10d, _name, _checked)
             setattr(dist, _name, _checked)
-    dist.Backend.register_backend("eccl", _create, devices=["gcu"])
+    dist.Backend.register_backend("eccl", _create, devices=[device_type()])
     dist.is_eccl_available = is_available  # torch looks for it here, as for is_nccl_available

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from simulated_gcu import device_type
 
 from torch_gcu import _C
 
@@ -31,7 +32,7 @@ def _get_device_index(device: Any = None, optional: bool = True) -> int:
         return device
     if isinstance(device, str):
         device = torch.device(device)
-    if device.type != "gcu":
+    if device.type != device_type():
         raise ValueError(f"Expected a gcu device, but got: {device}")
     return current_device() if device.index is None else device.index
 
@@ -78,7 +79,7 @@ class device_of(device):  # noqa: N801 - torch's name
     """Context manager that selects the card of a tensor; does nothing for a tensor on another device."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor.device.index if tensor.device.type == "gcu" else -1)
+        super().__init__(tensor.device.index if tensor.device.type == device_type() else -1)
 
 
 def synchronize(device: Any = None) -> None:

@@ -55,7 +55,7 @@ def initial_seed() -> int:
     return default_generators[current_device()].initial_seed()
 
 
-def get_rng_state(device: Any = "gcu") -> torch.Tensor:
+def get_rng_state(device: Any = None) -> torch.Tensor:
     """State of a card's generator (uint8, on the CPU)."""
     return default_generators[_get_device_index(device)].get_state()
 
@@ -65,7 +65,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [generator.get_state() for generator in default_generators]
 
 
-def set_rng_state(new_state: torch.Tensor, device: Any = "gcu") -> None:
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Restore a result of :func:`get_rng_state`."""
     default_generators[_get_device_index(device)].set_state(new_state.cpu())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from simulated_gcu import device_type
 
 from torch_gcu.gcu.cards import _get_device_index
 
@@ -13,7 +14,7 @@ Stream, Event = torch.Stream, torch.Event
 
 def current_stream(device: Any = None) -> torch.Stream:
     """The current stream of a card."""
-    return torch.accelerator.current_stream(torch.device("gcu", _get_device_index(device)))
+    return torch.accelerator.current_stream(torch.device(device_type(), _get_device_index(device)))
 
 
 def default_stream(device: Any = None) -> torch.Stream:
