@@ -45,7 +45,9 @@ def net(exp):
 
 
 def test_a_module_and_a_loss_train_alike_on_one_rank_and_two_and_are_evaluated_and_predicted(net):
-    ran(net, *PLAIN, L1, "output_dir=one")
+    assert ran(net, *PLAIN, L1, "output_dir=one").stdout.startswith(
+        "timebridge_small data=etth1 model=plain: train on "
+    )
     ran(net, *PLAIN, L1, "output_dir=two", "nproc=2")
     assert losses(net.path("two")) == pytest.approx(losses(net.path("one")), rel=1e-4)
     assert net.result("one")["warnings"] == []

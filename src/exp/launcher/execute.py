@@ -88,7 +88,10 @@ def print_header(run: FrozenRun) -> None:
             batch += f" over {config.launcher.nnodes} nodes, x {config.accumulate} micro-batches"
         elif processes > 1 or config.accumulate > 1:
             batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
-    _print_line(f"{config.name}: {config.task.name} on {run.backend}, {config.precision}{batch}")
+    # The name of an experiment tells its data and model, unless the user has chosen others.
+    chosen = (override for override in run.overrides if override.startswith(("data=", "model=")))
+    title = " ".join([config.name, *chosen])
+    _print_line(f"{title}: {config.task.name} on {run.backend}, {config.precision}{batch}")
     _print_line(f"run folder: {console.display_path(run.folder.path)}")
     if not (run.backend.capabilities.shared_device or run.classes.launcher.is_external or run.is_remote):
         count = run.backend.device_count()
