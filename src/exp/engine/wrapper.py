@@ -34,20 +34,11 @@ _DEFAULTS = {
     "gradient_as_bucket_view": False,
     "bucket_cap_mb": 25,
 }
+_OF_RANK = (
+    "module", "device_ids", "output_device", "process_group", "device_mesh", "all_reduce", "group", "start_all_reduce",
+)  # fmt: skip
 _SET_BY_EXP = {
-    **dict.fromkeys(
-        (
-            "module",
-            "device_ids",
-            "output_device",
-            "process_group",
-            "device_mesh",
-            "all_reduce",
-            "group",
-            "start_all_reduce",
-        ),
-        "exp sets it, from rank and backend",
-    ),
+    **dict.fromkeys(_OF_RANK, "exp sets it, from rank and backend"),
     **{name: f"set wrapper.{name}" for name in DDP_KEYS},
 }
 """Arguments of DDP classes that ``wrapper.options`` must not have."""
