@@ -7,7 +7,7 @@ import time
 from textwrap import dedent
 
 from exp.hardware.compat import TORCH_VERSION
-from tests.conftest import Forked
+from tests.conftest import TINY, Forked
 from tests.simulators import needs_current_card
 
 EXAMPLE = "timebridge_small"
@@ -123,3 +123,58 @@ def test_planted_defects_are_found_and_named(exp):
     assert [name for name, status in found.items() if status == "wrong"] == ["aten.gelu.default"]
     assert found["aten.convolution_backward.default"] == "equal"  # which comes after the crash
     assert "| aten.gelu.default | wrong |" in (exp.path("suite") / "qualify.md").read_text()
+
+
+TOGETHER = """
+    import torch
+    from exp.backends.gcu import GcuBackend
+    from exp.models.base import Model
+
+    state = {"rounding": 0}
+
+
+    def gelu(x, approximate="none"):  # wrong by itself
+        return x * torch.sigmoid(1.702 * x)
+
+
+    def tanh(x):  # right, but leaves the card in another state
+        state["rounding"] += 1
+        return torch.tanh(x.cpu()).to(x.device)
+
+
+    def exp(x):  # right, unless the card is in that state
+        wrong, state["rounding"] = state["rounding"] > 0, 0
+        return torch.exp(x.cpu() * (1.1 if wrong else 1.0)).to(x.device)
+
+
+    class Stateful(GcuBackend):
+        def set_device(self, local_rank):
+            device = super().set_device(local_rank)
+            self.library = torch.library.Library("aten", "IMPL")
+            for kernel in (gelu, tanh, exp):
+                self.library.impl(kernel.__name__, kernel, "PrivateUse1")
+            return device
+
+
+    class Net(Model):
+        def __init__(self, lookback, horizon, channels, **_):
+            super().__init__()
+            layers = torch.nn.Linear(lookback, 16), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(channels)
+            self.layers = torch.nn.Sequential(*layers)
+            self.last = torch.nn.Linear(16, horizon)
+
+        def forward(self, x, y=None, mode="tensor", **_):
+            features = torch.nn.functional.gelu(self.layers(x.transpose(1, 2)))
+            output = self.last(torch.exp(torch.tanh(features))).transpose(1, 2)
+            return {"loss": (output - y).square().mean()} if mode == "loss" else output
+"""
+
+
+@needs_current_card
+def test_operators_that_are_wrong_only_together_are_named_for_any_model(exp):
+    (exp.folder / "together.py").write_text(dedent(TOGETHER))
+    settings = [*TINY[1:], *backend_choice(exp, "together.Stateful"), "model._target_=together.Net", "max_steps=2"]
+    done = exp("task=operators", "output_dir=run", *settings, PYTHONPATH=str(exp.folder))
+    assert done.returncode == 1, done.stdout + done.stderr
+    values = exp.result("run")["check"]["values"]
+    assert values["guilty"] == [["aten.gelu.default"], ["aten.exp.default", "aten.tanh.default"]]

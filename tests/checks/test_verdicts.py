@@ -8,7 +8,7 @@ from exp.backends.cpu import CpuBackend
 
 from exp.checks.check import Journal, evaluate_collectives, evaluate_operators
 from exp.checks.measure import exact_values
-from exp.checks.operators import OperatorCheck
+from exp.checks.operators import OperatorCheck, find_guilty
 from exp.hardware.compat import TORCH_VERSION, dispatch_mode
 
 
@@ -66,6 +66,21 @@ def test_sums_of_any_number_of_ranks_are_whole_numbers_that_bf16_has(world_size)
     assert all((right == total).all() for _, right in parts)
     assert 0 < total.max() <= 256
     assert (parts[0][0] != parts[1][0]).all()
+
+
+@pytest.mark.parametrize("suspects", ["", "g", "gd", "dz", "abg"])
+@pytest.mark.parametrize("guilty", [["g"], ["dp"], ["g", "dp"], ["g", "aqz"], []])
+def test_the_smallest_sets_that_are_wrong_are_found_in_few_steps(guilty, suspects):
+    names, steps = "abcdefghijklmnopqrstuvwxyz", []
+
+    def is_wrong(chosen):
+        steps.append(chosen)
+        return any({*group} <= {*chosen} for group in guilty)
+
+    found = find_guilty(names, suspects, is_wrong)
+    assert sorted("".join(sorted(group)) for group in found) == sorted(guilty)
+    assert len(steps) <= len(suspects) + 1 + 75 * len(guilty)
+    assert len(steps) <= 3 or (guilty, suspects) != (["g"], "g"), "a single one that is suspected"
 
 
 @pytest.mark.skipif(TORCH_VERSION < (2, 0), reason="no fused attention")

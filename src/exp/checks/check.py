@@ -30,6 +30,8 @@ _STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 LIMITS_S = {"operators": 120.0, "collectives": 45.0}
 """Time limit of one operator or one collective, in seconds. An operator may be compiled at its first call; a collective
 waits only for the other ranks."""
+STEP = "training step"
+"""Name in ``operators.jsonl`` of the first training step as a whole."""
 _LIMITS = {"float32": (1e-5, 1e-3), "float64": (1e-5, 1e-3), "bfloat16": (2e-2, 0.2), "float16": (2e-3, 2e-2)}
 """Two limits of the relative difference, by dtype of the result. Up to the first, results count as equal; above the
 second, as wrong; in between, as off. A float32 sum in another order differs by a few 1e-7."""
@@ -241,8 +243,12 @@ def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Ch
         to best ``crashed``, ``failed``, ``wrong``, ``off``, ``left the card``, ``equal``, ``not compared``); the
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
+        ``guilty``, also in ``values``, are the smallest sets of operators that make the first training step wrong.
     """
-    rows = [_row(line, precision) for line in lines]
+    guilty: list[list[str]] = [names for line in lines for names in line.get("guilty", ())]
+    partners = {name: [other for other in names if other != name] for names in guilty[::-1] for name in names}
+    compared = [line for line in lines if line["name"] != STEP or line.keys() & {"crash", "uncompared"}]
+    rows = [_row(line, precision, partners.get(line["name"], [])) for line in compared]
     rows.sort(key=lambda row: (_WORST_FIRST.index(row["status"]), -float(row["relative"] or 0)))
     worst_of: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -257,17 +263,22 @@ def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Ch
     finding += "; ..." if len(bad_rows) > _MAX_NAMED else ""
     if statuses & {"crashed", "failed", "wrong"}:
         advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md has "
-        return fail(finding, f"{advice}replacements", table=table)
+        return fail(finding, f"{advice}replacements", table=table, guilty=guilty)
     if all(row["relative"] is None for row in table):
         return fail(f"nothing was compared: {finding}", "look at output.log in the check's folder", table=table)
     advice = "more than rounding: check whether the card multiplies in a lower precision" * ("off" in statuses)
     if "left the card" in statuses:
         advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md"
-    return ok(finding, advice, table=table)
+    return ok(finding, advice, table=table, guilty=guilty)
 
 
-def _operator_status(line: Mapping[str, Any], precision: str) -> str:
-    """Status of one call of an operator, from its line of the journal and the precision of the training."""
+def operator_status(line: Mapping[str, Any], precision: str) -> str:
+    """Status of one call of an operator.
+
+    Args:
+        line: of the journal; or only the difference, from :func:`exp.checks.operators.difference`.
+        precision: precision of the training.
+    """
     if "crash" in line or "error" in line:
         return "crashed" if "crash" in line else "failed"
     dtype, relative = str(line.get("dtype")), _relative(line)
@@ -284,19 +295,22 @@ def _relative(line: Mapping[str, Any]) -> float | None:
     return math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
 
 
-def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """The table row of one call."""
-    relative = _relative(line)
+def _row(line: Mapping[str, Any], precision: str, partners: Sequence[str]) -> dict[str, Any]:
+    """The table row of one call; ``partners`` are the operators that it is wrong together with."""
+    relative, status = _relative(line), operator_status(line, precision)
+    reason = line.get("crash") or line.get("error") or line.get("uncompared")
+    if partners and reason is None:
+        status, reason = "wrong", f"only together with {', '.join(partners)}"
     calls, moved = line.get("left") or (0, 0)
     fallbacks = f"{calls} calls" * (calls > 0) + f", {format_bytes(moved)}" * (moved > 0)
     return {
         "operator": line["name"],
-        "status": _operator_status(line, precision),
+        "status": status,
         "relative": None if relative is None else round2(relative),
         "left": fallbacks if line.get("left") else "unknown",
         "kernel": "portable" if line.get("portable") else "",
         "call": line.get("detail"),
-        "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
+        "reason": reason,
     }
 
 

@@ -4,24 +4,32 @@ The experiment trains a few steps on the device, and every operator that torch d
 with portable kernels. Each operator runs first on the CPU, on copies of its inputs, then on the device, and the results
 are compared. If the device raises an error, the training continues with the CPU's result, so that one defect does not
 hide the next.
+
+Operators may be wrong only together: one leaves the card in a state in which another one errs, or small errors add up.
+So the first step is repeated as a whole, with some operators on the device and all others on the CPU
+(:class:`StepReplay`). If it is wrong with all on the device, a search names the smallest sets that make it wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Container, Sequence
+import time
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Callable, Collection, Container, Iterator, Sequence
 
+import numpy as np
 import torch
 from mmengine.hooks import Hook
 
-from exp.checks.check import LIMITS_S, Journal
+from exp.checks.check import LIMITS_S, STEP, Journal, operator_status
 from exp.checks.measure import train_with
-from exp.checks.parity import max_abs, max_difference
+from exp.checks.parity import allowed_differences, max_abs, max_difference
 from exp.data.loader import map_tensors, tensors_of
+from exp.distributed import rng_state, set_rng_state
 from exp.engine.result import make_result
-from exp.errors import first_line, typed_line
+from exp.engine.wrapper import unwrapped
+from exp.errors import first_line, typed_line, typed_message
 from exp.hardware.compat import dispatch_mode
 
 if TYPE_CHECKING:
@@ -34,6 +42,8 @@ _MAX_SIGNATURES = 8
 _FLOOR = 1e-3
 """Lower bound of the scale of a relative difference, as a share of the largest input: a sum that cancels to zero has no
 scale of its own."""
+_SEARCH_S = 240.0
+"""After this time a search ends, with the smallest sets so far."""
 _UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pinned")
 
 
@@ -44,7 +54,7 @@ def check_operators(session: Session) -> dict[str, Any]:
         The content of ``result.json``.
     """
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
-    check = OperatorCheck(session.backend, session.device, journal, session.kernels.portable)
+    check = OperatorCheck(session.backend, session.device, journal, session.kernels.portable, session.config.precision)
     return make_result(session, {}, None, steps=train_with(session, check))
 
 
@@ -52,7 +62,8 @@ class OperatorCheck(Hook):
     """Runs operators on the device and on the CPU, and records the differences of their results.
 
     As a hook it does so during each training step and validation batch only: between them, data loaders draw random
-    numbers in a way that old torch versions cannot intercept.
+    numbers in a way that old torch versions cannot intercept. After the first step it looks for operators that are
+    wrong together.
 
     Args:
         backend: backend of the device.
@@ -60,39 +71,59 @@ class OperatorCheck(Hook):
         journal: receives one line per operator and signature. Operators that crashed in an earlier attempt run only on
             the CPU.
         portable: ATen names of operators with a portable kernel (:mod:`exp.hardware.operators`).
+        precision: of the training.
 
     Attributes:
         seen: by name of the operator, the signatures that were compared.
         on_cpu: names of operators that only run on the CPU, because the device cannot run them.
+        uncompared: why the results of an operator are not compared, by its name.
+        suspects: names of operators that were not equal.
     """
 
     priority = "VERY_LOW"
 
-    def __init__(self, backend: Backend, device: torch.device, journal: Journal, portable: Container[str] = ()) -> None:
-        self.backend, self.device, self.journal, self._portable = backend, device, journal, portable
+    def __init__(
+        self, backend: Backend, device: torch.device, journal: Journal, portable: Container[str] = (),
+        precision: str = "fp32",
+    ) -> None:  # fmt: skip
+        self.backend, self.device, self.journal = backend, device, journal
+        self._portable, self.precision = portable, precision
         self.seen: dict[str, set[Any]] = {}
         self.on_cpu = set(journal.crashed)
+        self.uncompared: dict[str, str] = {}
+        self.suspects: dict[str, None] = {}
         self._window = contextlib.ExitStack()
+        self._first_step: StepReplay | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Intercept operators; keep what repeats the first step."""
+        if runner.iter == 0 and STEP not in self.journal.crashed:
+            self._first_step = StepReplay(self, runner, data_batch)
+        self.before_val_iter(runner, batch_idx)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Intercept no more; after the first step, repeat it."""
+        self._window.close()
+        if self._first_step is not None:
+            self._first_step.search()
+            self._first_step = None
+
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Intercept operators."""
         self._window.close()
         self._window.enter_context(dispatch_mode(self))
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Intercept no more."""
         self._window.close()
 
-    before_val_iter, after_val_iter = before_train_iter, after_train_iter
-
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call of an operator, and compare it if its signature is new; returns its result."""
-        if not self._concerns(func, args, kwargs):
+        if not self.concerns(func, args, kwargs):
             return func(*args, **kwargs)
         name = name_of(func)
         if name in self.on_cpu:
-            reference: Any = _copied_to_cpu((args, kwargs), _is_mutable(func))
-            return self._on_device(func, args, kwargs, reference, func(*reference[0], **reference[1]))
+            return self.run_on_cpu(func, args, kwargs)
         seen, tensors = self.seen.setdefault(name, set()), tensors_of((args, kwargs))
         signature = tuple((tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors)
         if signature in seen or len(seen) >= _MAX_SIGNATURES:
@@ -103,11 +134,16 @@ class OperatorCheck(Hook):
         self.journal.begin(name, **description)
         return self._compare(name, partial(self.journal.end, name, **description), func, args, kwargs)
 
-    def _concerns(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def concerns(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a call computes something on the device under test."""
         devices = {tensor.device.type for tensor in tensors_of((args, kwargs))}
         devices.update(torch.device(device).type for device in [kwargs.get("device")] if device is not None)
         return self.device.type in devices and not _computes_nothing(func)
+
+    def run_on_cpu(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run one call of an operator on the CPU; returns the result that the device would return."""
+        reference: Any = _copied_to_cpu((args, kwargs), _is_mutable(func))
+        return self._on_device(func, args, kwargs, reference, func(*reference[0], **reference[1]))
 
     def _compare(
         self, name: str, record: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -141,12 +177,16 @@ class OperatorCheck(Hook):
             fallbacks = [sum(counts[i] for counts in after.values()) - sum(counts[i] for counts in before.values())
                          for i in (0, 1)]  # fmt: skip
         if reason:
+            self.uncompared[name] = reason
             record(left=fallbacks, uncompared=reason)
             return result
         on_device, on_cpu = _requested(result, args), _requested(expected, args)
         if _is_mutable(func):
             on_device, on_cpu = (result, args, kwargs), (expected, *reference)
-        record(left=fallbacks, **difference(on_device, on_cpu, _FLOOR * scale))
+        values = difference(on_device, on_cpu, _FLOOR * scale)
+        if operator_status(values, self.precision) in ("wrong", "off"):
+            self.suspects[name] = None
+        record(left=fallbacks, **values)
         return result
 
     def _on_device(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
@@ -156,6 +196,202 @@ class OperatorCheck(Hook):
         for copy, tensor in written.values():
             tensor.copy_(copy)
         return map_tensors(lambda value: written[id(value)][1] if id(value) in written else value.to(target), expected)
+
+
+class StepReplay:
+    """Repeats a training step, with chosen operators on the device and all others on the CPU.
+
+    Parameters, buffers and random generators are those at the start of the step, and no update is made. The model is
+    called as in the training, so that this works for any model.
+
+    Args:
+        check: knows the device, and which operators cannot run or be compared there.
+        runner: the trainer, before the step.
+        batch: the batch of the step, or its first micro-batch.
+    """
+
+    def __init__(self, check: OperatorCheck, runner: Any, batch: Any) -> None:
+        self._check, self._runner, self._model = check, runner, unwrapped(runner.model)
+        self._batch, self._start = map_tensors(torch.clone, batch), self._state()
+        self._names: dict[str, None] = {}
+
+    def search(self) -> None:
+        """Write the smallest sets of operators that make the step wrong to the journal, and restore the training."""
+        check, end, started = self._check, self._state(), time.monotonic()
+        try:
+            expected, allowed = self.run(()), allowed_differences(check.precision)
+            limit_s = LIMITS_S["operators"] + 10 * (time.monotonic() - started)
+
+            @lru_cache(maxsize=None)
+            def is_wrong(names: frozenset[str]) -> bool:
+                if time.monotonic() - started > _SEARCH_S:
+                    return False
+                check.journal.begin(STEP, limit_s, detail=f"with {len(names)} operators on the device")
+                wrong = _is_wrong(self.run(names), expected, allowed)
+                check.journal.end(STEP, wrong=wrong)
+                return wrong
+
+            names = [name for name in self._names if name not in check.uncompared and name not in check.on_cpu]
+            found: dict[str, Any] = {"guilty": []}
+            if is_wrong(frozenset(names)):
+                if is_wrong(frozenset()):
+                    found["uncompared"] = "it differs each time, also on the CPU"
+                else:
+                    found["guilty"] = find_guilty(names, check.suspects, lambda chosen: is_wrong(frozenset(chosen)))
+            check.journal.end(STEP, **found)
+        except Exception as error:  # noqa: BLE001 - a model of the user's may not allow to repeat a step
+            check.journal.end(STEP, uncompared=f"it cannot be repeated: {typed_message(error).splitlines()[0]}")
+        finally:
+            self._restore(end)
+
+    def run(self, chosen: Collection[str]) -> dict[str, np.ndarray]:
+        """Repeat the step.
+
+        Args:
+            chosen: names of the operators that run on the device.
+
+        Returns:
+            The losses under ``loss``, and the gradients by parameter.
+        """
+        self._restore(self._start)
+        losses: list[torch.Tensor] = []
+        dropouts = self._runner.train_loop.dropouts
+        if dropouts is not None:
+            dropouts.begin(self._runner.iter, 0)
+        try:
+            with dispatch_mode(partial(self._call, chosen)):
+                optimizer = _BackwardOnly(self._runner.optim_wrapper, losses)
+                self._runner.model.train_step(map_tensors(torch.clone, self._batch), optim_wrapper=optimizer)
+        finally:
+            if dropouts is not None:
+                dropouts.end()
+        values = {"loss": np.array([float(loss) for loss in losses])}
+        gradients = ((name, parameter.grad) for name, parameter in self._model.named_parameters())
+        values.update((name, grad.float().cpu().numpy()) for name, grad in gradients if grad is not None)
+        return values
+
+    def _call(self, chosen: Collection[str], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        check = self._check
+        if not check.concerns(func, args, kwargs):
+            return func(*args, **kwargs)
+        name = name_of(func)
+        self._names[name] = None
+        # Random numbers are drawn on the CPU, where they are the same each time.
+        only_on_device = check.uncompared.get(name, "random") != "random" or kwargs.get("generator") is not None
+        if only_on_device or name in chosen:
+            return func(*args, **kwargs)
+        return check.run_on_cpu(func, args, kwargs)
+
+    def _state(self) -> tuple[dict[str, torch.Tensor], Any]:
+        """Copies of parameters and buffers on the CPU, and the states of the random generators."""
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors()}
+        return tensors, rng_state(self._check.backend)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
+
+    def _restore(self, state: tuple[dict[str, torch.Tensor], Any]) -> None:
+        values, generators = state
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                if not torch.equal(tensor.cpu(), values[name]):
+                    tensor.copy_(values[name])
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        set_rng_state(generators, self._check.backend)
+
+
+class _BackwardOnly:
+    """Replaces the optimizer wrapper in a model's ``train_step``: only backward passes are made, and losses are kept.
+
+    Args:
+        wrapper: a :class:`exp.engine.optim.BackendOptimWrapper`, for all else that the model asks for.
+        losses: receives the losses.
+    """
+
+    def __init__(self, wrapper: Any, losses: list[torch.Tensor]) -> None:
+        self._wrapper, self._losses = wrapper, losses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_wrapper"], name)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Backward pass of a loss, scaled as in the training."""
+        self._losses.append(loss.detach())
+        with self._wrapper.during_backward():
+            (loss if self._wrapper.scaler is None else self._wrapper.scaler.scale(loss)).backward(**kwargs)
+
+    def update_params(self, loss: torch.Tensor, **_: Any) -> None:
+        """Backward pass without an update."""
+        self.backward(loss)
+
+    def step(self, **_: Any) -> None:
+        """Make no update."""
+
+    zero_grad = step
+
+
+def _is_wrong(values: dict[str, np.ndarray], expected: dict[str, np.ndarray], allowed: dict[str, float]) -> bool:
+    """Whether losses or gradients differ more than rounding explains."""
+    floor = _FLOOR * max((max_abs(value) for name, value in expected.items() if name != "loss"), default=0.0)
+    for name, value in expected.items():
+        if name not in values or values[name].shape != value.shape:
+            return True
+        least, limit = (0.0, allowed["loss"]) if name == "loss" else (floor, allowed["gradient"])
+        if max_difference(values[name], value, least)[1] > limit:
+            return True
+    return False
+
+
+def find_guilty(
+    names: Sequence[str], suspects: Collection[str], is_wrong: Callable[[Sequence[str]], bool]
+) -> list[list[str]]:
+    """The smallest sets of operators that are wrong, none in two sets: single ones first, then those wrong together.
+
+    Args:
+        names: of all operators.
+        suspects: operators that are likely guilty, in this order; they make the search faster.
+        is_wrong: whether a step is wrong if these operators run on the device, and all others on the CPU.
+    """
+    guilty = [[name] for name in suspects if name in names and is_wrong([name])]
+    rest = [name for name in names if [name] not in guilty]
+    while rest and is_wrong(rest):
+        likely = [name for name in rest if name in suspects]
+        if not likely or not is_wrong(likely):
+            others = [name for name in rest if name not in likely]
+            likely += minimize(others, lambda chosen: is_wrong([*likely, *chosen]))  # noqa: B023 - called at once
+        guilty.append(minimize(likely, is_wrong))
+        rest = [name for name in rest if name not in guilty[-1]]
+    return guilty
+
+
+def minimize(names: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> list[str]:
+    """Delta debugging: a part of ``names`` that is wrong, and no longer so without any one of its members.
+
+    The algorithm ``ddmin`` of Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002.
+
+    Args:
+        names: a wrong set.
+        is_wrong: whether a set is wrong.
+    """
+    names, parts = list(names), 2
+    while len(names) > 1:
+        size = -(-len(names) // parts)
+        subsets = [names[start : start + size] for start in range(0, len(names), size)]
+        complements = [[name for name in names if name not in subset] for subset in subsets]
+        smaller = next(filter(is_wrong, subsets), None)
+        if smaller is not None:
+            names, parts = smaller, 2
+            continue
+        smaller = next(filter(is_wrong, complements if len(subsets) > 2 else ()), None)
+        if smaller is not None:
+            names, parts = smaller, max(parts - 1, 2)
+        elif parts >= len(names):
+            break
+        else:
+            parts = min(2 * parts, len(names))
+    return names
 
 
 def name_of(func: Any) -> str:

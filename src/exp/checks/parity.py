@@ -46,6 +46,17 @@ _KINDS = {
 }
 
 
+def allowed_differences(precision: str, tolerance: float | None = None) -> dict[str, float]:
+    """The largest relative differences that count as rounding, by kind of tensor (:class:`Difference`).
+
+    Args:
+        precision: of the run under test.
+        tolerance: that of the loss; None: the usual one of ``precision``.
+    """
+    base = _LOSS_TOLERANCE[precision] if tolerance is None else tolerance
+    return {kind: min(base * factor, _MAX_TOLERANCE) for kind, (_, _, factor) in _KINDS.items()}
+
+
 class Difference(NamedTuple):
     """The difference between two tensors, or between two losses.
 
@@ -195,8 +206,7 @@ def _evaluate(config: ExpConfig, folder: RunFolder) -> int:
     If they agree, the traces are deleted; otherwise they are kept for inspection.
     """
     tested, reference = (RunFolder(folder.path / part) for part in ("tested", "reference"))
-    base = _LOSS_TOLERANCE[config.precision] if config.task.tolerance is None else config.task.tolerance
-    allowed = {kind: min(base * factor, _MAX_TOLERANCE) for kind, (_, _, factor) in _KINDS.items()}
+    allowed = allowed_differences(config.precision, config.task.tolerance)
     differences = list(compare(tested, reference, significant=allowed["gradient"]))
     titles = (*Difference._fields, "allowed")
     rows = [(*d, allowed[d.kind]) for d in differences]
