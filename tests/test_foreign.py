@@ -11,10 +11,19 @@ from exp.console import printable
 from exp.errors import ConfigError
 from exp.runs.files import csv_content, read_json, read_yaml
 
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
 UNREADABLE = {
-    "brackets": (b"hooks: " + b"[" * 20000 + b"]" * 20000, "recursion"),
+    "integer": (b"name: x\nseed: " + b"7" * 5000, "line 2"),
+    "digits of a key": (b"1" * 5000 + b": x", "line 1"),
+    "brackets": (b"hooks: " + b"[" * 600 + b"]" * 600, "100 levels"),
+    "braces": (b"a: " + b"{a: " * 20000, "100 levels"),
+    "indents": (b"".join(b" " * n + b"a:\n" for n in range(600)), "100 levels"),
     "latin": ("name: Zürich".encode("latin-1"), "UTF-8"),
     "utf-16": ("name: x".encode("utf-16"), "UTF-8"),
+    "bomb": (BOMB.encode(), "aliases"),
+    "itself": (b"a: &a [*a]", "aliases"),
     "zeros": (b"\0" * 100, "not allowed"),
     "large": (b"# " + b"x" * 2**23, "8 MiB"),
     "tag": (b"a: !!python/object/apply:os.system [ls]", "line 1"),

@@ -38,6 +38,7 @@ UNSUPPORTED_OPTIONS = {
 }
 """Hydra's options that cannot be used with exp, each with the way to do it."""
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
+_LONG = 400  # characters; a shorter override cannot exhaust Hydra's parser
 _SHORT = ("reference", "run", "steps")  # keys of tasks that users may write without ``task.``
 
 
@@ -102,6 +103,11 @@ def read_options(arguments: Sequence[str]) -> Options:
         if re.match(r"record\b", key):
             raise ConfigError(f"{key} is written by exp, and cannot be set", "leave it out")
         check_hydra_key(key)
+        if len(override) > _LONG:
+            try:
+                OverridesParser.create().parse_override(override)
+            except (RecursionError, ValueError) as error:
+                raise ConfigError(f"{key}: the value is nested too deeply, or a number is too long") from error
         folders += _searchpath_folders(override) if key == "hydra.searchpath" else ()
     for_hydra = [o for o in overrides if not o.lstrip("+~").startswith("hydra.searchpath=")]
     flags = [_option(name) + ("" if value is True else f"={value}") for name, value in chosen.items() if name != "help"]

@@ -40,6 +40,8 @@ _SEAL = re.compile(rb"sha256 (.{64})(.{32})", re.DOTALL)
 SEAL_BYTES = len(NO_COMMENT) + len("sha256 ") + 64 + 32
 """Bytes at the end of a checkpoint that its digest does not cover: the comment of the zip archive, and its length."""
 _MAX_JSON_BYTES, _MAX_YAML_BYTES = 2**28, 2**23  # bytes
+_MAX_YAML_NODES, _MAX_YAML_DEPTH = 10**6, 100
+_LONG_NUMBER = re.compile(r"[-+]?[0-9_]{1000,}")
 # libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -191,17 +193,40 @@ def read_yaml(path: Path, load: Callable[[str], Any] = functools.partial(yaml.lo
         load: parses the text.
 
     Raises:
-        ConfigError: see :func:`read_text`; or the file is not valid.
+        ConfigError: see :func:`read_text`; or the file is not valid, or is small but would take much time or memory.
         OSError: it cannot be read.
     """
     text = read_text(path, _MAX_YAML_BYTES)
     try:
+        _check_yaml(text)
         return load(text)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         line, problem = "", (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             line, problem = f", line {error.problem_mark.line + 1}", error.problem
         raise ConfigError(f"{path}{line}: {problem}; correct the file (YAML is indented with spaces)") from error
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse YAML that a loader would need much time or memory for; raises YAMLError."""
+    count, open_nodes, sizes = 0, [], {}
+    for event in yaml.parse(text, Loader=_LOADER):
+        problem = None
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, count))
+            sizes[event.anchor] = _MAX_YAML_NODES  # until its end, only an alias to itself can refer to it
+            problem = f"more than {_MAX_YAML_DEPTH} levels" if len(open_nodes) > _MAX_YAML_DEPTH else None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
+            problem = "a number of more than 1000 digits"
+        count += 1
+        if problem or count > _MAX_YAML_NODES:
+            problem = problem or f"more than {_MAX_YAML_NODES} values, aliases counted"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 def read_json(path: Path) -> Any:
