@@ -8,8 +8,6 @@ import sys
 from exp.errors import SignalReceived
 from exp.runs.job import ENDING_SIGNALS, PREEMPT_SIGNAL
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes).

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from exp.config.schema import ExpConfig
 
-__all__ = ["OpenRun", "open_run", "open_sweep", "run"]
-
 
 class OpenRun:
     """A run, finished or not, as its folder records it.

@@ -44,8 +44,6 @@ from hydra_plugins import exp_sweeps  # not its class, which Hydra's search make
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes)."""

@@ -24,15 +24,6 @@ from typing import Any, Iterable, Iterator
 
 from exp.console import error as print_error
 
-__all__ = [
-    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSAL_CODES",
-    "CheckpointError", "ConfigError", "DataError", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
-    "SignalReceived", "UnavailableError", "as_exp_error", "error_message", "first_line", "format_user_error",
-    "is_about_shapes", "is_out_of_memory", "is_user_file", "nearest", "no_terminal", "qualified_name",
-    "raised_by_user_code", "typed_message", "user_code_errors", "user_error_lines", "user_location",
-    "user_traceback",
-]  # fmt: skip
-
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2

@@ -24,8 +24,6 @@ from exp.runs.files import file_digest, read_json
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["INDEX", "Source", "download", "files_of", "local_file", "parse", "shards_of", "snapshot_in", "with_commit"]
-
 INDEX = "model.safetensors.index.json"
 """Index of weights that are split into several files: maps tensors to files."""
 _SINGLE_FILE = "model.safetensors"

@@ -15,8 +15,6 @@ from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, ExpError, RunErr
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["LINE_KEYS", "Evaluator", "Metric", "SampleMetric", "Table"]
-
 LINE_KEYS = ("split", "step", "epoch", "units")
 """Keys of a line of ``metrics.jsonl`` besides its metrics; a metric cannot have such a name."""
 

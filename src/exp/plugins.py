@@ -15,8 +15,6 @@ from typing import Any, Mapping, Sequence
 from exp.console import warn
 from exp.errors import typed_line
 
-__all__ = ["Family", "Plugin", "entry_points", "installed"]
-
 
 @dataclass(frozen=True)
 class Family:

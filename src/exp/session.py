@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.trackers.base import Reporter
 
-__all__ = ["RankInfo", "Session", "Weights"]
-
 logger = logging.getLogger(__name__)
 
 

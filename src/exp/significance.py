@@ -12,11 +12,6 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-__all__ = [
-    "ALPHA", "POWER", "Difference", "adjusted_p", "automatic_block", "compare_means", "compare_pairs",
-    "compare_samples", "pairs_needed",
-]  # fmt: skip
-
 ALPHA = 0.05
 """A difference with a smaller p-value is more than noise; intervals cover 1 - ALPHA."""
 POWER = 0.8

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.session import RankInfo, Session
 
-__all__ = [
-    "ParentTask", "Task", "create_task", "named_task", "rerun_command", "resume_command", "task_class",
-]  # fmt: skip
-
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 

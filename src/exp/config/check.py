@@ -19,11 +19,6 @@ from exp.runs.files import without_credentials
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = [
-    "UNSUPPORTED_HOOKS", "check_config", "check_data", "check_hooks", "check_values", "check_weights", "check_wrapper",
-    "derive_batch_sizes", "has_weights", "preflight_of", "unsupported_hook_message",
-]  # fmt: skip
-
 _CHOICES = {
     "precision": PRECISIONS,
     "wrapper.kind": ("mmddp", "ddp", "fsdp", "none"),

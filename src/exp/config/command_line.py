@@ -26,11 +26,6 @@ from exp.config.schema import ExpConfig
 from exp.config.sources import check_hydra_key, conf_folder, group_keys, task_class_by_name
 from exp.errors import ConfigError, nearest
 
-__all__ = [
-    "UNSUPPORTED_OPTIONS", "Options", "expand_overrides", "explain_error", "help_text", "is_composition_error",
-    "read_options",
-]  # fmt: skip
-
 UNSUPPORTED_OPTIONS = {
     "config_name": "write the file <folder>/experiment/<name>.yaml, and use --config-dir=<folder> experiment=<name>",
     "config_path": "use --config-dir=<folder>, which adds your configurations to those of exp",

@@ -35,11 +35,6 @@ from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
 from exp.runs.record import read_record
 
-__all__ = [
-    "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "compose_job", "finish", "is_hub_source", "load",
-    "make_paths_absolute", "primary_config", "replace_dict_overrides", "run_folder_of", "sets_output_dir", "typed",
-]  # fmt: skip
-
 RUN_CONFIG = "of_run"
 """Name of the primary configuration that starts from a run, and of the choices of data and model in it."""
 

@@ -25,12 +25,6 @@ from exp.plugins import entry_points
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-__all__ = [
-    "UserChoices", "check_arguments", "check_names", "check_path_part", "check_target", "check_type", "class_names",
-    "create", "find_user_module", "instantiate", "is_exp_class", "mark_untrusted", "resolve", "to_plain",
-    "trust_packages", "user", "walk", "without_scope",
-]  # fmt: skip
-
 _TRUSTED_PACKAGES = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
 _FRAMEWORKS = {package.partition(".")[0] for package in _TRUSTED_PACKAGES}
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path

@@ -13,12 +13,6 @@ from omegaconf import MISSING
 
 from exp.runs.record import Record
 
-__all__ = [
-    "DDP_KEYS", "FLOAT32", "PRECISIONS", "BackendConfig", "CheckpointConfig", "DebugConfig", "ExpConfig",
-    "FiguresConfig", "LauncherConfig", "LoggerConfig", "OptimConfig", "ScheduleConfig",
-    "SweepConfig", "WrapperConfig",
-]  # fmt: skip
-
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
 FLOAT32 = ("fp32", "tf32", "efp")
 """Precisions that store all values as float32. ``tf32`` rounds the inputs of matrix products and convolutions to

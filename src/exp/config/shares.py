@@ -11,8 +11,6 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig, LauncherConfig
 
-__all__ = ["check_shares", "rank_share", "split_batch"]
-
 
 def rank_share(launcher: LauncherConfig, local_rank: int) -> float | None:
     """The weight of a rank of this node; None: all ranks have equal parts.

@@ -32,11 +32,6 @@ from exp.runs.files import read_yaml
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
-__all__ = [
-    "check_hydra_key", "conf_folder", "group_keys", "nested_groups", "open_dicts", "register", "structure_of",
-    "task_class_by_name", "user_config_files",
-]  # fmt: skip
-
 _UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
 """Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
 launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["Data", "ExampleBatch", "Prediction", "split_of"]
-
 
 class Prediction(NamedTuple):
     """The result of ``task=predict``.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from exp.draw.figure import Picture
     from exp.metrics import Evaluator, SampleMetric
 
-__all__ = ["DataExtensions", "RankedSample", "Units"]
-
 
 class RankedSample(NamedTuple):
     """A sample of the test split.

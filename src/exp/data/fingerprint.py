@@ -16,16 +16,6 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from exp.errors import DataError
 
-__all__ = [
-    "Fingerprint",
-    "dataset_fingerprint",
-    "differences",
-    "file_fingerprint",
-    "folder_listing",
-    "sample_folder",
-    "shortened",
-]
-
 Fingerprint = Dict[str, List[Any]]
 
 _MOST_BYTES = 100_000_000  # bytes to read of all files together: below a second from a disk

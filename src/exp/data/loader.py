@@ -26,11 +26,6 @@ from exp.runs.job import PREEMPT_SIGNAL, block_signals, ensure_socket_folder
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = [
-    "DeviceLoader", "EvalBatchSampler", "TrainBatchSampler", "device_loader", "make_loader", "map_tensors",
-     "preserved_generators", "seed_sample", "tensors_of", "to_device",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 

@@ -26,8 +26,6 @@ from exp.runs.files import write_json
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["export", "relative_difference"]
-
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _MAX_ONNX_BYTES = 2**31 - 2**20  # of one file of Protocol Buffers, with room for the graph
 _Batch = Dict[str, torch.Tensor]

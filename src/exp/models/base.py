@@ -14,11 +14,6 @@ from torch import nn
 
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 
-__all__ = [
-    "Model", "best_prefix", "has_user_loss", "has_user_part", "most_frequent_prefixes", "parameter_counts",
-    "strip_prefix", "without_prefix",
-]  # fmt: skip
-
 _KNOWN = {"exp", "torch", "mmengine", "mmcv", "builtins", "functools", "operator", "_operator", "math", "numpy"}
 
 

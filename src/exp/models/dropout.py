@@ -27,8 +27,6 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.data.loader import TrainBatchSampler
 
-__all__ = ["DropPath", "Dropout", "Dropout2d", "DropoutStream", "per_sample_active", "sample_mask", "uses_global_rng"]
-
 
 class DropoutStream:
     """The counters from which the masks of a training are computed.

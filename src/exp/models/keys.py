@@ -7,8 +7,6 @@ from typing import Any, Dict, List, Optional
 
 from omegaconf import MISSING
 
-__all__ = ["PREDICTIONS", "PlainConfig"]
-
 PREDICTIONS = ("identity", "argmax", "softmax", "sigmoid")
 
 

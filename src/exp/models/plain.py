@@ -18,8 +18,6 @@ from exp.models.keys import PREDICTIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PlainModel"]
-
 _TARGETS = ("y", "target", "targets", "label", "labels")
 _ELEMENTWISE = {
     *("L1Loss", "MSELoss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss", "SoftMarginLoss"),

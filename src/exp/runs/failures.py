@@ -28,11 +28,6 @@ from exp.runs.lock import is_alive, proc_stat
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
-__all__ = [
-    "AGENT_LOST", "Failures", "HangDetector", "Patience", "RankFailure", "describe_exit", "is_caused_by_peer",
-    "is_time_out",
-]  # fmt: skip
-
 
 class Patience:
     """How long processes wait at the end of a job; in seconds, unless noted.

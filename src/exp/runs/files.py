@@ -23,12 +23,6 @@ import yaml
 from exp.console import format_bytes, printable
 from exp.errors import ConfigError
 
-__all__ = [
-    "NO_COMMENT", "NO_RUN_ID", "SEAL_BYTES", "UMASK", "Seal", "csv_content", "escape_formula", "file_digest",
-    "read_json", "read_seal", "read_text", "read_yaml", "to_json", "without_credentials", "write_atomically",
-    "write_json",
-]  # fmt: skip
-
 UMASK = 0o027
 """Umask of all processes of a run, instead of the user's: folders get mode 0750, files 0640."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@?#\"']+(?=@)")

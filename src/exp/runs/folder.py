@@ -17,11 +17,6 @@ from exp.plugins import installed
 from exp.runs.files import digest_without_self, file_digest, read_json, read_seal, to_json, write_atomically, write_json
 from exp.runs.job import NODE_CONFIG, SCRATCH_VARIABLE
 
-__all__ = [
-    "CHECKPOINT_NAME", "TAIL_BYTES", "FolderSnapshot", "RunFolder", "last_progress", "read_records",
-    "validation_metric",
-]  # fmt: skip
-
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """File name of a checkpoint from which training can resume; the number counts optimizer steps."""
 TAIL_BYTES = 2**16

@@ -21,11 +21,6 @@ from typing import NamedTuple
 from exp.runs.job import HEARTBEATS_FILE
 from exp.runs.lock import is_alive
 
-__all__ = [
-    "STACK_SIGNAL", "Heartbeat", "Stage", "jobs_on_host", "make_file", "read", "report_stage", "running_ranks",
-    "stack_file", "start",
-]  # fmt: skip
-
 STACK_SIGNAL = signal.SIGRTMIN + 7
 """On this signal a worker writes the stacks of its threads. A real-time signal, because libraries do not use these."""
 

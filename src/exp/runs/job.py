@@ -25,12 +25,6 @@ from typing import Callable, Iterable, Iterator
 
 from exp.errors import ConfigError, RunError
 
-__all__ = [
-    "ENDING_FLAG", "ENDING_SIGNALS", "HEARTBEATS_FILE", "NODE_CONFIG", "NOTE_VARIABLE", "PREEMPTED_FILE",
-    "PREEMPT_FLAG", "PREEMPT_SIGNAL", "RUN_FOLDER_FILE", "SCRATCH_VARIABLE", "block_signals", "ensure_socket_folder",
-    "handle_signals", "set_socket_folder", "signal_name",
-]  # fmt: skip
-
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable with the path of the job's private folder on this node."""
 

@@ -28,8 +28,6 @@ from exp import console
 from exp.errors import ConfigError, RunError
 from exp.runs.files import write_atomically
 
-__all__ = ["LOCK", "STALE_AFTER_S", "LockHolder", "RunLock", "is_alive", "live_holder", "proc_stat", "read_holder"]
-
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
 """Seconds after its last heartbeat until a holder on another machine counts as dead."""

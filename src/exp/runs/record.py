@@ -14,8 +14,6 @@ from omegaconf import OmegaConf
 
 from exp.runs.files import read_json
 
-__all__ = ["Record", "empty_result", "read_record"]
-
 _NULL_KEYS = (
     "metric_name", "metric", "selected_by", "reported", "reference", "trained_in", "device_type", "process_group",
     "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",

@@ -10,8 +10,6 @@ from typing import Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["JobState", "check_script", "describe_end", "find_states", "local_cluster", "requeue"]
-
 _TIMEOUT_S = 60
 _END_REASONS = {
     "TIMEOUT": "its time limit came before its state was saved; raise launcher.time_minutes or launcher.signal_delay_s",
