@@ -25,6 +25,18 @@ class PredictKeys:
     else ``data.gsd``."""
     max_images: int = 16
     """Number of images on the contact sheet."""
+    probabilities: bool = False
+    """Segmentation: also write a raster with a band for the probability of each class."""
+    confidence: bool = False
+    """Segmentation: also write a raster of the margin, the difference of the two largest probabilities."""
+    probability_dtype: str = "uint8"
+    """Of these rasters: ``uint8`` (254: a probability of 1; 255: no data) or ``float16`` (NaN: no data)."""
+    polygons: Optional[str] = None
+    """Segmentation: also write the areas of each class as polygons, ``geojson`` or ``gpkg``, and the confidence."""
+    min_area: float = 0.0
+    """Smaller areas give no polygons: in square meters, or pixels where the size of a pixel is not known."""
+    simplify: float = 0.0
+    """Tolerance in pixels by which the borders of polygons are simplified, the same for neighbors; 0: not at all."""
 
 
 _SMALL = (

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import functools
 import glob
+import importlib.util
 import logging
 import os
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 
 from exp.data.base import Prediction
 from exp.engine.result import write_picture
 from exp.engine.wrapper import forward, preprocessed
-from exp.errors import ConfigError, DataError, RunError
+from exp.errors import ConfigError, DataError, RunError, UnavailableError
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, images_below, unread_note
+from exp.vision.maps import (
+    NO_DATA,
+    count_labels,
+    encode_shares,
+    is_georeferenced,
+    label_map,
+    new_raster,
+    shares_profile,
+    write_class_tiff,
+    write_png,
+)
 from exp.vision.plots import ScenePrediction, contact_sheet, draw_overlay, draw_scene_tile, evenly_spaced
+from exp.vision.polygons import DRIVERS, write_polygons
 from exp.vision.raster import check_pixels, open_image
-from exp.vision.rendering import palette_table, resize_labels, shrink, to_rgb
+from exp.vision.rendering import resize_labels, shrink, to_rgb
 from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
     from exp.session import Session
+    from exp.vision.raster import DecodedImage, RasterImage
+    from exp.vision.tiling import LogitsFunction
 
-__all__ = ["Input", "find_images", "label_map", "map_rank_shard", "name_inputs", "predict", "predictions_csv",
-           "report_failures", "resolve_inputs", "write_png", "write_tiff"]  # fmt: skip
+__all__ = ["Input", "find_images", "map_rank_shard", "name_inputs", "predict", "predictions_csv", "report_failures",
+           "resolve_inputs"]  # fmt: skip
 
 _TOP = 3  # classes of a scene that are listed
-NO_DATA = 255
 _OVERLAY = 4096  # most pixels of the longer side of an overlay
 _WINDOW, _OVERLAP = 2048, 0.25  # for a model without a tiling, which is evaluated on whole images
-_ROWS = 256  # rows processed at a time; also the side of a tile of a TIFF in pixels
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +203,8 @@ def report_failures(failures: Sequence[str], total: int) -> None:
 def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Predict every image; each rank takes a share of the files.
 
-    Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``;
-    scenes write ``predictions.csv`` and ``plots/predictions.png``.
+    Segmentation writes ``predictions/{classes,overlays}/<name>`` and ``predictions/areas.csv``, and what the keys ask
+    for (:class:`exp.vision.config.PredictKeys`); scenes write ``predictions.csv`` and ``plots/predictions.png``.
 
     If an image cannot be read, the others are predicted all the same, which may be hours of work, and the run fails at
     its end.
@@ -210,6 +221,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         ConfigError: a key of ``task`` is wrong, or there are no images.
         RunError: images could not be used; the others have been predicted.
     """
+    _check_keys(session.config.task, data.per_pixel)
     inputs, truths = resolve_inputs(session, data)
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
@@ -217,6 +229,25 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
     report_failures(failures, len(inputs))
     return Prediction(metrics, files, "predictions")
+
+
+def _check_keys(task: Any, per_pixel: bool) -> None:
+    """Refuse keys with unknown values, those of maps for scenes, and those whose packages are not installed."""
+    wanted = [key for key in ("probabilities", "confidence", "polygons") if getattr(task, key)]
+    choices = {"probability_dtype": ("uint8", "float16"), "polygons": (None, *DRIVERS)}
+    for key, values in choices.items():
+        if getattr(task, key) not in values:
+            raise ConfigError(
+                f"task.{key}={getattr(task, key)} is not one of {', '.join(map(str, filter(None, values)))}"
+            )
+    if wanted and not per_pixel:
+        raise ConfigError(f"task.{wanted[0]} is for segmentation; these data have one label for each image")
+    modules = ["rasterio", "shapely", "pyogrio"][: 3 if task.polygons else bool(wanted)]
+    absent = [module for module in modules if importlib.util.find_spec(module) is None]
+    if absent:
+        raise UnavailableError(
+            f"task.{wanted[-1]} needs {', '.join(absent)}, not installed here: pip install 'exp-accelerators[geo]'"
+        )
 
 
 def predict_scenes(
@@ -329,36 +360,44 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         DataError: the image cannot be read.
     """
     start, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
+    task, name = session.config.task, entry.name
     scores = functools.partial(predict_logits, session, model)
     tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
     prepare = data.prepare_for_map if data.has_eval_pipeline else None
-    written = [folder / "classes" / f"{entry.name}.png"]
-    with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
+    with ExitStack() as stack:
+        image = stack.enter_context(open_image(entry.path, data.read, prepare))
         size, picture = (image.height, image.width), image.thumbnail(_OVERLAY)
         window = data.longest_prepared_side(entry.path) if data.has_eval_pipeline and tiling.kind == "whole" else None
         if window is not None and max(image.seen.height, image.seen.width) > window:
-            tiling = Tiling("slide", window, _OVERLAP, tiling.scales, tiling.flip)
+            tiling = Tiling("slide", window, _OVERLAP, tiling.scales, tiling.flip, tiling.blend)
         if list(data.resized) == [str(entry.path)]:  # the first one
             across, down = data.resized[str(entry.path)]
             session.print(
                 f"warning: {entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
                 f"{across} x {down}, by a factor of the images of the data; result.json names such images"
             )
-        for top, left, block in tiling.blocks(scores, classes, image.seen, size):
-            chosen = block.argmax(dim=0).to(torch.uint8).cpu().numpy()
-            rows, columns = chosen.shape
-            missing = image.missing_rows(top, rows)
-            if missing is not None:
-                chosen = np.where(missing[:, left : left + columns], NO_DATA, chosen)
-            labels[top : top + rows, left : left + columns] = chosen
-        write_png(written[0], labels, data.palette)
-        if image.dataset is not None and is_georeferenced(image.dataset):
-            written.append(folder / "geo" / f"{entry.name}.tif")
-            write_tiff(written[1], labels, image.dataset, data.palette)
-        gsd, area = session.config.task.gsd, image.pixel_area
-        if gsd is not None or area is None:
-            gsd = data.gsd if gsd is None else gsd
+        in_place = image.dataset is not None and is_georeferenced(image.dataset)
+        class_map = folder / "classes" / f"{name}.{'tif' if in_place else 'png'}"
+        labels = stack.enter_context(label_map(class_map, image))
+        written = [class_map, *_write_scores(tiling, scores, image, labels, data.classes, folder, name, task)]
+        if in_place:
+            write_class_tiff(class_map, labels, image, data.classes, data.palette)
+        else:
+            write_png(class_map, labels, data.palette)
+        area = image.pixel_area
+        if task.gsd is not None or area is None:
+            gsd = data.gsd if task.gsd is None else task.gsd
             area = None if gsd is None else gsd**2
+        if task.polygons is not None:
+            written.append(folder / "polygons" / f"{name}.{task.polygons}")
+            confidence = folder / "confidence" / f"{name}.tif"
+            write_polygons(written[-1], class_map, confidence, data.classes, area, task.min_area, task.simplify)
+            if in_place and image.dataset.transform.is_identity:
+                logger.warning(
+                    "%s has ground control points or RPCs and no transform: its polygons are in columns and rows; "
+                    "rectify the image, such as with gdalwarp, for coordinates",
+                    entry.path,
+                )
         counts = count_labels(labels)[:classes].tolist()
         rows = [
             [name, count, f"{count / max(sum(counts), 1):.6f}", "" if area is None else f"{count * area:.2f}"]
@@ -373,69 +412,48 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     return [[str(entry.path), *row] for row in rows], files
 
 
-@contextmanager
-def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
-    """A memory-mapped temporary file for the labels of an image of any size, uint8 (H, W).
+def _write_scores(
+    tiling: Tiling, scores: LogitsFunction, image: DecodedImage | RasterImage, labels: np.ndarray,
+    classes: Sequence[str], folder: Path, name: str, task: Any,
+) -> list[Path]:  # fmt: skip
+    """Compute the scores of an image; keep the labels, and write the rasters that the keys ask for.
 
     Args:
-        path: of the final file; the temporary file is in its folder, which is made.
-        image: has ``height`` and ``width``.
+        tiling: of the image.
+        scores: the network.
+        image: the image.
+        labels: (H, W), uint8; its values are set.
+        classes: names of the classes.
+        folder: of all predictions.
+        name: of the image's files.
+        task: the keys.
+
+    Returns:
+        The rasters.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=path.parent) as file:  # without a name: nothing is left of it if the process is killed
-        yield np.memmap(file, np.uint8, "w+", shape=(image.height, image.width))
-
-
-def count_labels(labels: np.ndarray) -> np.ndarray:
-    """Count the pixels of each label, int64 (256,); ``labels``: uint8 (H, W), of any size."""
-    parts = (labels[top : top + _ROWS].ravel() for top in range(0, len(labels), _ROWS))
-    return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
-
-
-def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> None:
-    """Write an 8-bit palette PNG: programs read class numbers, viewers show the classes' colors.
-
-    Args:
-        path: of the new file, which appears once it is complete.
-        labels: uint8 (H, W).
-        palette: RGB of each class.
-    """
-    image = Image.frombuffer("P", (labels.shape[1], labels.shape[0]), labels, "raw", "P", 0, 1)
-    image.putpalette(palette_table(palette).tobytes())
-    write_atomically(path, lambda file: image.save(file, format="PNG"))
-
-
-def is_georeferenced(dataset: Any) -> bool:
-    """Whether an open dataset has coordinates: a transform, ground control points, or rational polynomials."""
-    return bool(dataset.gcps[0] or dataset.rpcs or dataset.crs is not None or not dataset.transform.is_identity)
-
-
-def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
-    """Write a GeoTIFF with a palette: one band, uint8, no-data value 255.
-
-    Args:
-        path: of the new file, which appears once it is complete; its folder is made.
-        labels: uint8 (H, W).
-        dataset: result of ``rasterio.open``, for the georeference.
-        palette: RGB of each class.
-    """
-    import rasterio
-    from rasterio.windows import Window
-
-    height, width = labels.shape
-    points, crs_of_points = dataset.gcps
-    georeference = (
-        {"crs": crs_of_points, "gcps": points} if points else {"transform": dataset.transform, "crs": dataset.crs}
-    )
-    profile = {"driver": "GTiff", "compress": "deflate", "BIGTIFF": "IF_SAFER", "tiled": True, "blockxsize": _ROWS,
-               "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8", "nodata": NO_DATA,
-               "rpcs": dataset.rpcs, **georeference}  # fmt: skip
-
-    def write(temporary: BinaryIO) -> None:
-        with rasterio.open(temporary.name, "w", **profile) as file:
-            file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
-            for top in range(0, height, _ROWS):
-                part = labels[top : top + _ROWS]
-                file.write(part, 1, window=Window(0, top, width, len(part)))
-
-    write_atomically(path, write)
+    names = {"probabilities": classes} if task.probabilities else {}
+    if task.confidence or task.polygons is not None:
+        names["confidence"] = ["difference of the two largest probabilities"]
+    paths = {kind: folder / kind / f"{name}.tif" for kind in names}
+    with ExitStack() as stack:
+        rasters = {
+            kind: stack.enter_context(new_raster(path, image, names[kind], **shares_profile(task.probability_dtype)))
+            for kind, path in paths.items()
+        }
+        for top, left, block in tiling.blocks(scores, len(classes), image.seen, labels.shape):
+            chosen = block.argmax(dim=0, keepdim=True)
+            rows, columns = chosen.shape[1:]
+            missing = image.missing_rows(top, rows)
+            missing = None if missing is None else missing[:, left : left + columns]
+            numbers = chosen[0].to(torch.uint8).cpu().numpy()
+            labels[top : top + rows, left : left + columns] = (
+                numbers if missing is None else np.where(missing, NO_DATA, numbers)
+            )
+            shares = tiling.probabilities(block) if rasters else block
+            for kind, raster in rasters.items():
+                if kind == "confidence":  # the last one: the probabilities are overwritten
+                    largest = shares.gather(0, chosen)
+                    shares = largest - shares.scatter_(0, chosen, 0.0).amax(dim=0, keepdim=True)
+                values = encode_shares(shares, missing, task.probability_dtype)
+                raster.write(values, window=((top, top + rows), (left, left + columns)))
+    return list(paths.values())

@@ -3,18 +3,29 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from exp.vision.predict import is_georeferenced, label_map, write_png, write_tiff
+from exp.vision.maps import (
+    encode_shares,
+    is_georeferenced,
+    label_map,
+    new_raster,
+    shares_profile,
+    write_class_tiff,
+    write_png,
+)
 from exp.vision.raster import DecodedImage, RasterImage, open_image, pixel_area
 from tests.conftest import clean_environment
 from tests.vision.data.conftest import part, reads
 
+CLASSES = ["roof", "road & rail", "water"]
 PALETTE = [(250, 10, 10), (10, 200, 10), (10, 10, 250)]
 
 
@@ -31,7 +42,7 @@ def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_
     with open_image(path, reads(), max_pixels=0) as image, label_map(png, image) as held:
         held[:] = labels
         write_png(png, held, PALETTE)
-        write_tiff(tmp_path / "y.tif", held, image.dataset, PALETTE)
+        write_class_tiff(tmp_path / "y.tif", held, image, CLASSES, PALETTE)
     assert [each.name for each in png.parent.iterdir()] == ["x.png"]
     with Image.open(png) as picture:
         np.testing.assert_array_equal(np.asarray(picture), labels)
@@ -42,6 +53,10 @@ def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_
         np.testing.assert_array_equal(file.read(1), labels)
         assert (file.crs, file.transform, file.nodata) == (image.crs, image.transform, 255)
         assert file.colormap(1)[1] == (*PALETTE[1], 255)
+        assert [file.tags(1)[f"class_{number}"] for number in range(3)] == CLASSES
+        assert file.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
+    names = ElementTree.parse(tmp_path / "y.tif.aux.xml").getroot().iter("Category")
+    assert [each.text for each in names] == CLASSES
 
 
 def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
@@ -52,7 +67,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         import resource
         from pathlib import Path
         from exp.vision.data.bands import ImageReader
-        from exp.vision.predict import is_georeferenced, label_map, write_png, write_tiff
+        from exp.vision.maps import label_map, write_class_tiff, write_png
         from exp.vision.raster import open_image
         from exp.vision.tiling import Tiling
 
@@ -67,7 +82,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
                     assert image.missing_rows(top, rows) is None
                     held[top : top + rows, left : left + columns] = block.argmax(dim=0).numpy()
                 write_png(Path("x.png"), held, colours)
-                write_tiff(Path("y.tif"), held, image.dataset, colours)
+                write_class_tiff(Path("y.tif"), held, image, "abcdefgh", colours)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
         low, high = peak(1000), peak(8000)
@@ -107,22 +122,41 @@ def test_a_pixel_has_an_area_in_a_plane_of_meters_or_feet(crs, area):
     assert found == (area and pytest.approx(area, rel=1e-6))
 
 
-def test_a_map_keeps_ground_control_points_and_a_transform_without_a_projection(tmp_path, tiff):
+@pytest.mark.parametrize("dtype", ["uint8", "float16"])
+def test_probabilities_lie_where_the_image_does_whatever_its_place(tmp_path, tiff, dtype):
+    """Ground control points, a rotated transform, one from south to north, one without a system, and none."""
     rasterio = pytest.importorskip("rasterio")
-    corners = [(0, 0, 54.0, 25.2), (0, 70, 54.1, 25.2), (300, 0, 54.0, 25.0), (300, 70, 54.1, 25.0)]
-    points = [rasterio.control.GroundControlPoint(*each) for each in corners]
-    pixels, place = np.zeros((3, 300, 70), np.uint8), rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)
-    of_points = tiff(tmp_path / "p.tif", pixels, transform=None, gcps=points)
-    alone = tiff(tmp_path / "t.tif", pixels, crs=None, transform=place)
-    nowhere = tiff(tmp_path / "n.tif", pixels, crs=None, transform=None)
-    for path in (of_points, alone, nowhere):
+    corners = [(0, 0, 54.0, 25.2), (0, 600, 54.1, 25.2), (700, 0, 54.0, 25.0), (700, 600, 54.1, 25.0)]
+    shift, turn, scale = rasterio.Affine.translation(3e5, 5.8e6), rasterio.Affine.rotation, rasterio.Affine.scale
+    places = {
+        "points": {"transform": None, "gcps": [rasterio.control.GroundControlPoint(*each) for each in corners]},
+        "rotated": {"transform": shift * turn(30) * scale(2, -2)}, "south": {"transform": shift * scale(2, 2)},
+        "alone": {"crs": None, "transform": shift}, "nowhere": {"crs": None, "transform": None},
+    }  # fmt: skip
+    missing = np.zeros((700, 600), bool)
+    missing[:40, :50] = True
+    shares = torch.from_numpy(np.random.default_rng(0).random((2, 700, 600), np.float32))
+    for name, place in places.items():
+        path = tiff(tmp_path / f"{name}.tif", np.zeros((3, 700, 600), np.uint8), **place)
         with open_image(path, reads()) as image:
-            if is_georeferenced(image.dataset):
-                write_tiff(tmp_path / f"map_{path.name}", blocks(), image.dataset, PALETTE)
-    with rasterio.open(tmp_path / "map_p.tif") as file:
-        found, crs = file.gcps
-        assert crs == "EPSG:32633"
-        assert [(each.row, each.col, each.x, each.y) for each in found] == corners
-    with rasterio.open(tmp_path / "map_t.tif") as file:
-        assert (file.crs, file.transform) == (None, place)
-    assert not (tmp_path / "map_n.tif").exists()
+            assert is_georeferenced(image.dataset) is (name != "nowhere")
+            written = tmp_path / f"map_{name}.tif"
+            with new_raster(written, image, ["roof", "road"], **shares_profile(dtype)) as raster:
+                for top, left in ((0, 0), (0, 300), (333, 0), (333, 300)):
+                    part = slice(top, top + 333 if top == 0 else 700), slice(left, left + 300)
+                    values = encode_shares(shares[(slice(None), *part)], missing[part], dtype)
+                    raster.write(values, window=((part[0].start, part[0].stop), (left, left + 300)))
+        with rasterio.open(path) as image, rasterio.open(written) as file:
+            points = [[(each.row, each.col, each.x, each.y) for each in dataset.gcps[0]] for dataset in (image, file)]
+            assert points == ([corners] * 2 if name == "points" else [[], []])
+            assert (file.crs, file.gcps[1]) == (image.crs, image.gcps[1])
+            assert file.transform.almost_equals(image.transform, 1e-9)
+            found = file.read(masked=True)
+            assert (found.mask == missing).all()
+            np.testing.assert_allclose(
+                np.ma.getdata(found * file.scales[0])[:, ~missing], shares[:, ~missing], atol=1 / 500
+            )
+            assert (file.descriptions, file.overviews(1)) == (("roof", "road"), [2])
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
+        f"{a}{b}.tif" for b in places for a in ("", "map_")
+    )

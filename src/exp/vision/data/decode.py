@@ -18,7 +18,7 @@ from PIL import Image, ImageSequence
 
 from exp.errors import DataError
 
-__all__ = ["RawImage", "has_rasterio", "image_size", "open_raster", "read_raw", "uses_rasterio"]
+__all__ = ["RawImage", "gdal_settings", "has_rasterio", "image_size", "open_raster", "read_raw", "uses_rasterio"]
 
 COLORS = ("red", "green", "blue", "alpha")
 _CHANNEL_NAMES = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of files that are no TIFF
@@ -162,16 +162,24 @@ def uses_rasterio(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
+def gdal_settings() -> Iterator[Any]:
+    """The module rasterio, with a small cache; TIFFs without georeference are fine."""
+    import rasterio
+    import rasterio.shutil
+
+    with rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES), warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        yield rasterio
+
+
+@contextmanager
 def open_raster(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A dataset of ``rasterio.open``.
 
     Raises:
         DataError: the file cannot be opened, has several pages, or complex values.
     """
-    import rasterio
-
-    with rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES), warnings.catch_warnings():
-        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)  # TIFFs without georeference are fine
+    with gdal_settings() as rasterio:
         with name_errors(path):
             dataset = rasterio.open(Path(path))
         with dataset:
