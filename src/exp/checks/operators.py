@@ -27,6 +27,7 @@ from exp.checks.measure import train_with
 from exp.checks.parity import allowed_differences, max_abs, max_difference
 from exp.data.loader import map_tensors, tensors_of
 from exp.distributed import rng_state, set_rng_state
+from exp.engine.optim import BackwardOnly
 from exp.engine.result import make_result
 from exp.engine.wrapper import unwrapped
 from exp.errors import first_line, typed_line, typed_message
@@ -254,18 +255,22 @@ class StepReplay:
             The losses under ``loss``, and the gradients by parameter.
         """
         self._restore(self._start)
-        losses: list[torch.Tensor] = []
-        dropouts = self._runner.train_loop.dropouts
+        dropouts, training = self._runner.train_loop.dropouts, self._runner.optim_wrapper
+        scale: Any = (lambda loss: loss) if training.scaler is None else training.scaler.scale
+        optimizer = BackwardOnly(
+            partial(training.backend.autocast, training.precision),
+            training.during_backward,
+            lambda loss, **kwargs: scale(loss).backward(**kwargs),
+        )
         if dropouts is not None:
             dropouts.begin(self._runner.iter, 0)
         try:
             with dispatch_mode(partial(self._call, chosen)):
-                optimizer = _BackwardOnly(self._runner.optim_wrapper, losses)
                 self._runner.model.train_step(map_tensors(torch.clone, self._batch), optim_wrapper=optimizer)
         finally:
             if dropouts is not None:
                 dropouts.end()
-        values = {"loss": np.array([float(loss) for loss in losses])}
+        values = {"loss": np.array([float(loss) for loss in optimizer.losses])}
         gradients = ((name, parameter.grad) for name, parameter in self._model.named_parameters())
         values.update((name, grad.float().cpu().numpy()) for name, grad in gradients if grad is not None)
         return values
@@ -300,36 +305,6 @@ class StepReplay:
         for parameter in self._model.parameters():
             parameter.grad = None
         set_rng_state(generators, self._check.backend)
-
-
-class _BackwardOnly:
-    """Replaces the optimizer wrapper in a model's ``train_step``: only backward passes are made, and losses are kept.
-
-    Args:
-        wrapper: a :class:`exp.engine.optim.BackendOptimWrapper`, for all else that the model asks for.
-        losses: receives the losses.
-    """
-
-    def __init__(self, wrapper: Any, losses: list[torch.Tensor]) -> None:
-        self._wrapper, self._losses = wrapper, losses
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_wrapper"], name)
-
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Backward pass of a loss, scaled as in the training."""
-        self._losses.append(loss.detach())
-        with self._wrapper.during_backward():
-            (loss if self._wrapper.scaler is None else self._wrapper.scaler.scale(loss)).backward(**kwargs)
-
-    def update_params(self, loss: torch.Tensor, **_: Any) -> None:
-        """Backward pass without an update."""
-        self.backward(loss)
-
-    def step(self, **_: Any) -> None:
-        """Make no update."""
-
-    zero_grad = step
 
 
 def _is_wrong(values: dict[str, np.ndarray], expected: dict[str, np.ndarray], allowed: dict[str, float]) -> bool:
