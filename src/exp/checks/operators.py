@@ -7,7 +7,7 @@ hide the next.
 
 Operators may be wrong only together: one leaves the card in a state in which another one errs, or small errors add up.
 So the first step is repeated as a whole, with some operators on the device and all others on the CPU
-(:class:`StepReplay`). If it is wrong with all on the device, a search names the smallest sets that make it wrong.
+(:class:`StepSearch`). If it is wrong with all on the device, a search names the smallest sets that make it wrong.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class OperatorCheck(Hook):
         self.uncompared: dict[str, str] = {}
         self.suspects: dict[str, None] = {}
         self._window = contextlib.ExitStack()
-        self._first_step: StepReplay | None = None
+        self._first_step: StepSearch | None = None
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Intercept operators; keep what repeats the first step."""
         if runner.iter == 0 and STEP not in self.journal.crashed:
-            self._first_step = StepReplay(self, runner, data_batch)
+            self._first_step = StepSearch(self, runner, data_batch)
         self.before_val_iter(runner, batch_idx)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -199,7 +199,7 @@ class OperatorCheck(Hook):
         return map_tensors(lambda value: written[id(value)][1] if id(value) in written else value.to(target), expected)
 
 
-class StepReplay:
+class StepSearch:
     """Repeats a training step, with chosen operators on the device and all others on the CPU.
 
     Parameters, buffers and random generators are those at the start of the step, and no update is made. The model is

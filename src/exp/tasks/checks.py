@@ -58,7 +58,7 @@ class Doctor(Task):
 
     def print_header(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Print what will be examined."""
-        from exp.checks.doctor import begin
+        from exp.checks.diagnosis import begin
 
         begin(config, folder)
         return True
@@ -70,8 +70,8 @@ class Doctor(Task):
         diagnose(config, folder, info, backend)
 
     def report_outcome(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Optional[int]:
-        """Evaluate the findings of all ranks (:func:`exp.checks.doctor.end`)."""
-        from exp.checks.doctor import end
+        """Evaluate the findings of all ranks (:func:`exp.checks.diagnosis.end`)."""
+        from exp.checks.diagnosis import end
 
         return end(config, folder, outcome)
 
@@ -89,8 +89,8 @@ class Env(Task):
         _refuse_several(config, "task=doctor")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """Print the description (:func:`exp.checks.doctor.describe_machine`)."""
-        from exp.checks.doctor import describe_machine
+        """Print the description (:func:`exp.checks.machine.describe_machine`)."""
+        from exp.checks.machine import describe_machine
 
         describe_machine(config, folder, info, backend)
 
