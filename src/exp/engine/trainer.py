@@ -121,7 +121,15 @@ class Trainer(RunnerInterface):
             self.optim_wrapper.during_backward = dropouts.during_backward
         if loop.validation_due:
             self._validate()
-        start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # models of MMEngine do not have it
+        bare: Any = unwrapped(self.model)
+        start_epoch, after_step = (
+            getattr(bare, name, None) for name in ("start_epoch", "after_step")
+        )  # not MMEngine's
+        if self.world_size > 1 and after_step is not None:
+            collectives = self.backend.collectives
+            bare.all_reduce = lambda value: collectives.all_reduce(
+                value
+            )  # a function, which a copy of the model shares
         while not loop.finished and not loop.stop_training:
             self.call_hook("before_train_epoch")
             if start_epoch is not None:
@@ -156,6 +164,8 @@ class Trainer(RunnerInterface):
                     times.end_step()
                 loop.sampler.advance()
                 self._check_updates()
+                if after_step is not None:
+                    after_step(loop.iter + 1, loop.max_iters)
                 report_stage(Stage.HOOKS)
                 self.session.start_run()  # after the first step, which would have failed if the memory were too small
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)

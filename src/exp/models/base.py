@@ -91,6 +91,8 @@ class Model(BaseModel):
     """Whether the loss is a mean over samples, so that it does not depend on how a batch is split. False for a
     contrastive loss, for example; a user's model is then not checked. A head or loss module may have it, too."""
 
+    all_reduce: Callable[[torch.Tensor], None] | None = None
+    """Set by the engine if several ranks train the model; see :meth:`sum_over_ranks`."""
     unverifiable_keys: Sequence[str] = ()
     """Keys of ``model`` that names and shapes of weights cannot confirm, such as the number of heads. If weights come
     without a configuration, the values of these keys are reported to the user."""
@@ -146,6 +148,24 @@ class Model(BaseModel):
         Args:
             epoch: from 0.
         """
+
+    def after_step(self, step: int, total: int) -> None:
+        """Called after each optimizer step, for example to move a teacher's weights towards the new ones.
+
+        Args:
+            step: optimizer steps completed, from 1.
+            total: optimizer steps of the whole training.
+        """
+
+    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor on the model's device over all ranks of a training, in place, without a gradient.
+
+        For losses that compare samples of the whole batch; every rank must call it. Without other ranks the sum is
+        ``value``.
+        """
+        if self.all_reduce is not None:
+            self.all_reduce(value)
+        return value
 
     def is_new_head(self, name: str) -> bool:
         """Whether a training may start with weights that lack this tensor, such as that of a new head.
