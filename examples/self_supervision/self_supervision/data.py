@@ -17,8 +17,6 @@ from self_supervision.keys import ViewDataConfig
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["EffectiveRank", "ViewData", "Views"]
-
 
 class ViewData(DistillationData):
     """A folder of images; its training samples are views. Keys: :class:`self_supervision.keys.ViewDataConfig`."""

@@ -9,8 +9,6 @@ from exp.plugins import Plugin
 from exp.vision.data.keys import DistillationDataConfig
 from exp.vision.keys import ImageModelConfig
 
-__all__ = ["SelfSupervisedConfig", "ViewDataConfig", "plugin"]
-
 
 @dataclass
 class SelfSupervisedConfig(ImageModelConfig):

@@ -10,8 +10,6 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-__all__ = ["cross_entropy", "gram_distance", "koleo", "sinkhorn"]
-
 _EPS = 1e-6
 
 

@@ -19,8 +19,6 @@ from exp.vision.models import ImageModel
 from self_supervision.keys import SelfSupervisedConfig
 from self_supervision.losses import cross_entropy, gram_distance, koleo, sinkhorn
 
-__all__ = ["ProjectionHead", "SelfSupervised"]
-
 _PREFIX = "backbone."
 
 
@@ -150,7 +148,7 @@ class SelfSupervised(ImageModel):
         return images * pixels[..., : images.shape[-2], : images.shape[-1]]
 
     @torch.no_grad()
-    def after_step(self, step: int, total: int) -> None:
+    def end_step(self, step: int, total: int) -> None:
         """Move the teacher towards the student."""
         momentum = 1.0 - (1.0 - self.config.momentum) * (math.cos(math.pi * step / total) + 1.0) / 2.0
         for teacher, student in ((self.backbone, self.student), (self.teacher_heads, self.student_heads)):

@@ -122,10 +122,8 @@ class Trainer(RunnerInterface):
         if loop.validation_due:
             self._validate()
         bare: Any = unwrapped(self.model)
-        start_epoch, after_step = (
-            getattr(bare, name, None) for name in ("start_epoch", "after_step")
-        )  # not MMEngine's
-        if self.world_size > 1 and after_step is not None:
+        start_epoch, end_step = (getattr(bare, name, None) for name in ("start_epoch", "end_step"))  # not MMEngine's
+        if self.world_size > 1 and end_step is not None:
             collectives = self.backend.collectives
             bare.all_reduce = lambda value: collectives.all_reduce(
                 value
@@ -164,8 +162,8 @@ class Trainer(RunnerInterface):
                     times.end_step()
                 loop.sampler.advance()
                 self._check_updates()
-                if after_step is not None:
-                    after_step(loop.iter + 1, loop.max_iters)
+                if end_step is not None:
+                    end_step(loop.iter + 1, loop.max_iters)
                 report_stage(Stage.HOOKS)
                 self.session.start_run()  # after the first step, which would have failed if the memory were too small
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)

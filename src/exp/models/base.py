@@ -149,7 +149,7 @@ class Model(BaseModel):
             epoch: from 0.
         """
 
-    def after_step(self, step: int, total: int) -> None:
+    def end_step(self, step: int, total: int) -> None:
         """Called after each optimizer step, for example to move a teacher's weights towards the new ones.
 
         Args:
