@@ -59,13 +59,6 @@ def test_ranks_that_are_ill_do_not_hide_each_other_and_one_that_never_arrives_is
 
 
 @needs_card
-def test_a_list_of_visible_cards_with_one_that_is_not_there_is_named_and_the_rank_without_a_card(doctor):
-    done, report = doctor("backend=gcu", "backend.simulate=true", "nproc=2", TOPS_VISIBLE_DEVICES="0,9")
-    assert (done.returncode, findings(report)) == (1, {"device": [1]}), done.stdout
-    assert report["findings"][0]["finding"].endswith("torch sees 1 of backend=gcu with TOPS_VISIBLE_DEVICES=0,9")
-
-
-@needs_card
 def test_a_group_that_copies_through_the_cpu_is_a_warning_and_adds_up_all_the_same(doctor):
     done, report = doctor("backend=gcu", "backend.simulate=true", "nproc=2", "backend.process_group=gloo")
     assert (done.returncode, findings(report, "warning")) == (0, {"group": [0, 1]}), done.stdout

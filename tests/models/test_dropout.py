@@ -8,7 +8,6 @@ import torch
 from exp.data.loader import TrainBatchSampler
 from exp.errors import ConfigError
 from exp.models.dropout import Dropout, Dropout2d, DropoutStream, DropPath, sample_mask
-from tests.conftest import TINY
 
 
 class Net(torch.nn.Module):
@@ -79,14 +78,3 @@ def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_comput
                 net.a(ones)
         assert not torch.equal(net.b(ones), third)  # a further forward pass of the same step
         stream.end()
-
-
-def test_one_and_two_processes_train_alike_with_dropout_and_resume_at_the_other_number(exp):
-    settings = [*TINY, "max_steps=6", "log_every=1", "model.dropout=0.2", "dropout_by_sample=true",
-                "model.cointegrated_layers=1", "checkpoint.every_steps=3", "checkpoint.keep_last=9"]  # fmt: skip
-    for name, *more in (("one",), ("two", "nproc=2"), ("back", "resume=two/checkpoints/step_00000003.pth")):
-        done = exp(*settings, f"output_dir={name}", *more)
-        assert done.returncode == 0, done.stdout + done.stderr
-    one, two, back = (exp.losses(name) for name in ("one", "two", "back"))
-    assert two == pytest.approx(one, rel=1e-5)
-    assert back == pytest.approx({step: one[step] for step in (4, 5, 6)}, rel=1e-5)

@@ -11,8 +11,6 @@ from exp.errors import RunError
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
-__all__ = ["check_distinct", "identity", "monitor_row", "shared_cards", "visible_devices_env"]
-
 
 def visible_devices_env(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
     """Environment variables that make only some devices visible to a job.

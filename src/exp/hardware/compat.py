@@ -10,13 +10,6 @@ import torch
 
 from exp.hardware.ports import listen_at
 
-__all__ = [
-    "TORCH_VERSION", "autocast_disabled", "backward_with_modes", "dispatch_mode", "has_fused_attention",
-    "is_compiling", "pin_memory_kwargs", "plain_attention", "recompute_in_backward", "serving_store",
-    "supports_compilation", "supports_composite_groups", "supports_estimates", "supports_export",
-    "supports_full_sharding", "supports_gradient_hooks", "supports_portable_operators", "supports_replay",
-]  # fmt: skip
-
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]
 )

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from exp.hardware.backend import Backend
 
-__all__ = ["matrix_rate", "multiply"]
-
 _LARGEST_MATRIX = 8192
 _LONG_PRODUCT_S = 0.004
 

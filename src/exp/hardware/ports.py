@@ -12,7 +12,6 @@ from typing import Any, Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["check_endpoint", "check_host", "check_loopback", "listen_at", "local_address_for", "port_owner"]
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 
 

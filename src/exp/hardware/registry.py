@@ -13,8 +13,6 @@ from exp.errors import ConfigError, ExpError, UnavailableError, user_code_errors
 from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
-__all__ = ["choose_available", "create_backend", "installed"]
-
 
 def installed() -> Mapping[str, Any]:
     """The entry points of the group ``exp.backends``, by name."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from exp.config.schema import LoggerConfig
     from exp.runs.folder import RunFolder
 
-__all__ = ["Reporter", "Tracker", "check", "final_metrics", "start", "upload_finished"]
-
 logger = logging.getLogger(__name__)
 
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")

@@ -21,8 +21,6 @@ from exp.trackers.base import Tracker, final_metrics
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
-__all__ = ["MlflowTracker", "SwanlabTracker", "TensorboardTracker", "WandbTracker"]
-
 _INVALID_CHARS = re.compile(r"[^\w\-. /]")  # characters that MLflow refuses in names
 _MAX_CHARS = 500  # characters of a value that the oldest MLflow servers accept
 
