@@ -11,13 +11,16 @@ from safetensors.torch import save_file
 
 from exp.engine.weights import read_weights
 from exp.errors import CheckpointError, ConfigError
-from exp.hub import parse
+from exp.hub.files import parse
 
 
 def test_names():
-    names = {"timm:a.b@v1": ("timm/a.b", "v1"), "hf:o/n": ("o/n", "main"), "hf:o/n@refs/pr/1": ("o/n", "refs/pr/1")}
+    names = {
+        "timm:a.b@v1": ("hf", "timm/a.b", "v1"), "hf:o/n": ("hf", "o/n", "main"),
+        "hf:o/n@refs/pr/1": ("hf", "o/n", "refs/pr/1"), "ms:o/n": ("ms", "o/n", "master"),
+    }  # fmt: skip
     assert {text: parse(text)[1:] for text in names} == names
-    for text in ("hf:", "hf:o/n@", "timm:a/b", "hf:o/n/x", "hf:o n/x", "hf:n", "hf:../x", "hf:o/n@../x"):
+    for text in ("hf:", "hf:o/n@", "timm:a/b", "hf:o/n/x", "hf:o n/x", "hf:n", "ms:n", "hf:../x", "hf:o/n@../x"):
         with pytest.raises(ConfigError, match=text):
             parse(text)
 

@@ -1,4 +1,4 @@
-"""A hub on the loopback interface: the part of the Hugging Face protocol that fetching a file takes."""
+"""A hub on the loopback interface: what fetching a file takes of the protocols of Hugging Face and ModelScope."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -64,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, body: bool) -> None:
+        if self.path.startswith("/api/v1/models/"):
+            return self._modelscope()
         parts = unquote(self.path.split("?")[0]).strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             return self._about("/".join(parts[2:4]), parts[5] if len(parts) > 5 else "main")
@@ -107,6 +109,33 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         self.wfile.write(content[begin:])
         return None
+
+    def _modelscope(self) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        parts = url.path.split("/")[4:]
+        name, files = "/".join(parts[:2]), self.hub.repositories.get("/".join(parts[:2]), {})
+        if name == "owner/broken":
+            return self._refuse(500, "Broken")
+        if name in self.hub.gated and not any("token" in str(value).lower() for value in self.headers.values()):
+            return self._refuse(403, "GatedRepo")
+        if not files or query.get("Revision", "master") != "master":
+            return self._refuse(404, "NotFound")
+        if parts[2:] == ["repo", "files"]:
+            listed = [
+                {"Path": file, "Type": "blob", "Size": len(content),
+                 "Sha256": self.hub.etags.get(file, hashlib.sha256(content).hexdigest())}
+                for file, content in files.items()
+            ]  # fmt: skip
+            return self._send(json.dumps({"Code": 200, "Success": True, "Data": {"Files": listed}}).encode())
+        self.hub.gets.append((query["FilePath"], self.headers.get("Range")))
+        return self._send(files[query["FilePath"]])
+
+    def _send(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _about(self, name: str, revision: str) -> None:
         trouble = self._trouble(name, revision)

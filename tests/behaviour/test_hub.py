@@ -1,4 +1,4 @@
-"""``init_from=hf:...`` and ``timm:...``, against a hub on the loopback interface."""
+"""``init_from=hf:...``, ``timm:...`` and ``ms:...``, against a hub on the loopback interface."""
 
 from __future__ import annotations
 
@@ -147,3 +147,37 @@ def test_ranks_started_outside_fetch_once(exp, hub, tmp_path):
     fetched = [file for file, _ in hub.gets]
     assert sorted(fetched) == sorted(set(fetched)), "in parts, and each once"
     assert len(result(exp.path("run"))["weights"]["files"]) == 3
+
+
+@pytest.mark.extended
+def test_modelscopes_weights_are_fetched_verified_recorded_and_used_without_a_network(exp, hub, tmp_path):
+    pytest.importorskip("modelscope_hub")
+    environment = {"MODELSCOPE_ENDPOINT": hub.url, "MODELSCOPE_CACHE": str(tmp_path / "cache"),
+                   "MODELSCOPE_HOME": str(tmp_path / "home"), "MODELSCOPE_API_TOKEN": ""}  # fmt: skip
+    for name, said in {
+        "ms:owner/unknown": "owner/unknown",
+        "ms:owner/parts@v9": "v9",
+        "ms:owner/gated": "MODELSCOPE_API_TOKEN",
+        "ms:owner/pickled": "pytorch_model.bin",
+    }.items():
+        done = exp(*SCENE, f"init_from={name}", "output_dir=run", **environment)
+        assert (done.returncode, done.stderr.count("Traceback")) == (2, 0), (name, done.stderr)
+        assert said in done.stderr
+        assert not exp.path("run").exists()
+    for name, more in {"ms:owner/broken": {}, "ms:owner/parts": {"MODELSCOPE_ENDPOINT": "http://127.0.0.1:9"}}.items():
+        done = exp(*SCENE, f"init_from={name}", "output_dir=run", **{**environment, **more})
+        assert done.returncode == 3, (name, done.stderr)
+        assert "http://127.0.0.1" in first_line(done)
+    hub.etags[WHOLE] = "0" * 64
+    done = exp(*SCENE, "init_from=ms:timm/small", "output_dir=run", **environment)
+    assert (done.returncode, f"mismatch for {WHOLE}" in done.stderr) == (3, True), done.stderr
+    done = exp(*SCENE, "init_from=ms:owner/parts", "output_dir=run", "nproc=2", **environment)
+    assert done.returncode == 0, done.stderr
+    about = result(exp.path("run"))["weights"]
+    files = hub.repositories["owner/parts"]
+    assert about["files"] == {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+    assert (len(about["files"]), about["commit"], about["endpoint"]) == (3, "master", hub.url)
+    asked = len(hub.gets)
+    hub.close()
+    assert exp(*SCENE, "init_from=ms:owner/parts", "output_dir=again", **environment).returncode == 0
+    assert len(hub.gets) == asked

@@ -186,7 +186,7 @@ def replace_dict_overrides(config: Any, overrides: Sequence[str]) -> None:
 
 def is_hub_source(weights: str | None) -> bool:
     """Whether ``init_from`` names weights of a hub instead of a file."""
-    return weights is not None and weights.startswith(("hf:", "timm:"))
+    return weights is not None and weights.startswith(("hf:", "ms:", "timm:"))
 
 
 def make_paths_absolute(config: Any, task_paths: Sequence[str] = ()) -> None:

@@ -268,8 +268,9 @@ class ExpConfig:
     """Resume even if the data files or the keys of ``data`` have changed since the training began."""
     init_from: Optional[str] = None
     """Initial weights: a checkpoint (of exp or of other projects, .pth, .bin or .safetensors), a run folder,
-    ``hf:<owner>/<name>[@revision]`` or ``timm:<name>``; the last two are downloaded (``pip install
-    'exp-accelerators[hub]'``). With a run folder, eval, predict and features also take model and data from the run."""
+    ``hf:<owner>/<name>[@revision]``, ``timm:<name>`` or ``ms:<owner>/<name>[@revision]``; the last three are downloaded
+    (``pip install 'exp-accelerators[hub]'``, or ``[modelscope]``). With a run folder, eval, predict and features also
+    take model and data from the run."""
     init_partial: bool = False
     """For train: allow weights in ``init_from`` that lack more than the tensors of a new head."""
     output_dir: str = MISSING

@@ -19,6 +19,7 @@ from exp.engine.checkpoint.writer import plain_copy
 from exp.engine.mmengine import rank_logger
 from exp.engine.weights import load_weights, other_classes, read_weights
 from exp.errors import ConfigError
+from exp.hub.files import files_of
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import file_digest
@@ -47,7 +48,7 @@ def build_data(session: Session) -> Data:
         weights = Path(str(hub.with_commit(session.config)))
         session.weights = read_weights(weights, session.config.checkpoint.trusted)
         if session.distributed.is_main and not session.config.record.weights:  # else a hub's, which are digested
-            session.weights.files.update((file.name, file_digest(file)) for file in hub.files_of(session.weights.path))
+            session.weights.files.update((file.name, file_digest(file)) for file in files_of(session.weights.path))
         if session.weights.data is not None and session.task.needs_weights:
             data.load_state_dict(session.weights.data)
     session.extensions = DataExtensions()

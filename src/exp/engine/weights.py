@@ -26,6 +26,7 @@ from exp.data.fingerprint import folder_listing, shortened
 from exp.data.loader import preserved_generators
 from exp.engine.checkpoint.reader import BEST_NAME, NO_DIGEST, list_checkpoints, nonfinite_tensors, read_checkpoint
 from exp.errors import CheckpointError, ConfigError, qualified_name
+from exp.hub.files import INDEX, snapshot_in
 from exp.models.base import Model
 from exp.runs.files import read_seal
 from exp.session import Weights
@@ -67,10 +68,10 @@ def _file_in(folder: Path) -> Path:
     Raises:
         ConfigError: there is none, or there are several.
     """
-    root = hub.snapshot_in(folder)
+    root = snapshot_in(folder)
     root = root / "checkpoints" if (root / "checkpoints").is_dir() else root
     candidates = [root / BEST_NAME, *list_checkpoints(root), root / "model.safetensors"]
-    files = [path for path in [*candidates, root / hub.INDEX] if path.is_file()][:1]
+    files = [path for path in [*candidates, root / INDEX] if path.is_file()][:1]
     files = files or [path for path in root.iterdir() if path.suffix in (".safetensors", ".pth", ".pt", ".bin")]
     if len(files) != 1:
         raise ConfigError(

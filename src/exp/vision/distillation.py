@@ -25,7 +25,7 @@ from exp.data.fingerprint import sample_folder, shortened
 from exp.engine.weights import read_weights
 from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
-from exp.hub import files_of
+from exp.hub.files import files_of
 from exp.models.dropout import Dropout
 from exp.runs.files import file_digest
 from exp.vision.backbones.base import Backbone, Features

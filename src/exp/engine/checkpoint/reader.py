@@ -30,7 +30,7 @@ from exp.engine.fsdp import dtensor_like, local_part, shard_like, sharded_parame
 from exp.engine.wrapper import is_sharded
 from exp.errors import CheckpointError, first_line
 from exp.hardware.compat import TORCH_VERSION
-from exp.hub import shards_of
+from exp.hub.files import shards_of
 from exp.runs.files import NO_COMMENT, SEAL_BYTES, Seal, file_digest, read_seal
 from exp.runs.folder import CHECKPOINT_NAME, RunFolder
 
