@@ -21,8 +21,10 @@ class PredictKeys:
     """Keys of task=predict for images."""
 
     gsd: Optional[float] = None
-    """Ground sampling distance in meters per pixel, for areas; overrides that of the files. null: that of a GeoTIFF,
-    else ``data.gsd``."""
+    """Ground sampling distance of the images in meters per pixel; overrides that of the files. Images are read at the
+    ground resolution of the training images. null: that of a GeoTIFF, for areas else ``data.gsd``."""
+    mosaic: bool = False
+    """Segmentation: predict the georeferenced files of ``task.input`` as one image; of overlapping files the last."""
     max_images: int = 16
     """Number of images on the contact sheet."""
     probabilities: bool = False

@@ -33,9 +33,10 @@ from exp.vision.maps import (
     write_class_tiff,
     write_png,
 )
+from exp.vision.mosaic import mosaic_xml
 from exp.vision.plots import ScenePrediction, contact_sheet, draw_overlay, draw_scene_tile, evenly_spaced
 from exp.vision.polygons import DRIVERS, write_polygons
-from exp.vision.raster import check_pixels, open_image
+from exp.vision.raster import check_pixels, ground_resolution, open_image
 from exp.vision.rendering import resize_labels, shrink, to_rgb
 from exp.vision.tiling import Tiling
 
@@ -223,6 +224,10 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     """
     _check_keys(session.config.task, data.per_pixel)
     inputs, truths = resolve_inputs(session, data)
+    if session.config.task.mosaic:
+        path = session.folder.path / "predictions" / "mosaic.vrt"
+        session.distributed.on_main(lambda: write_atomically(path, mosaic_xml([each.path for each in inputs]).encode()))
+        inputs = [Input(path, "mosaic")]
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
     else:
@@ -233,7 +238,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 
 def _check_keys(task: Any, per_pixel: bool) -> None:
     """Refuse keys with unknown values, those of maps for scenes, and those whose packages are not installed."""
-    wanted = [key for key in ("probabilities", "confidence", "polygons") if getattr(task, key)]
+    wanted = [key for key in ("mosaic", "probabilities", "confidence", "polygons") if getattr(task, key)]
     choices = {"probability_dtype": ("uint8", "float16"), "polygons": (None, *DRIVERS)}
     for key, values in choices.items():
         if getattr(task, key) not in values:
@@ -363,9 +368,21 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     task, name = session.config.task, entry.name
     scores = functools.partial(predict_logits, session, model)
     tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
-    prepare = data.prepare_for_map if data.has_eval_pipeline else None
+
+    def factor(dataset: Any) -> float:
+        gsd = ground_resolution(dataset) if task.gsd is None else task.gsd
+        scale: float = data.scale_to_training(entry.path, gsd)
+        if scale != 1.0:
+            logger.warning(
+                "%s has %.4g m per pixel, and the training images %.4g m (data.gsd): it is read at their resolution",
+                entry.path, gsd, data.training_gsd,
+            )  # fmt: skip
+        return scale
+
     with ExitStack() as stack:
-        image = stack.enter_context(open_image(entry.path, data.read, prepare))
+        image = stack.enter_context(
+            open_image(entry.path, data.read, data.prepare_for_map, factor=factor, has_pipeline=data.has_eval_pipeline)
+        )
         size, picture = (image.height, image.width), image.thumbnail(_OVERLAY)
         window = data.longest_prepared_side(entry.path) if data.has_eval_pipeline and tiling.kind == "whole" else None
         if window is not None and max(image.seen.height, image.seen.width) > window:

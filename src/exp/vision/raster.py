@@ -32,6 +32,7 @@ __all__ = ["DecodedImage", "RasterImage", "check_pixels", "open_image", "pixel_a
 # Largest number of pixels of an image that is decoded whole.
 MOST_PIXELS = 2**27
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows if possible
+_EARTH_RADIUS = 6371008.8  # mean, in meters
 _EXAMPLE = 1024  # most pixels along a side of the sample that decides whether a band is transparency
 
 
@@ -47,6 +48,28 @@ def pixel_area(dataset: Any) -> float | None:
     if crs is None or not crs.is_projected or crs.to_epsg() == 3857:
         return None
     return float(abs(dataset.transform.determinant) * crs.linear_units_factor[1] ** 2)
+
+
+def ground_resolution(dataset: Any) -> float | None:
+    """Meters per pixel, in the middle of the image; None: not known.
+
+    Args:
+        dataset: result of ``rasterio.open``; None: not known.
+    """
+    if dataset is None or dataset.crs is None or not (dataset.crs.is_projected or dataset.crs.is_geographic):
+        return None
+    area = pixel_area(dataset)
+    if area is not None:
+        return float(area**0.5)
+    from rasterio.warp import transform
+
+    # Degrees, or Web Mercator: the distances to the next pixels on a sphere.
+    column, row = dataset.width / 2, dataset.height / 2
+    points = [dataset.xy(row + down, column + across) for down, across in ((0, 0), (0, 1), (1, 0))]
+    longitudes, latitudes = np.radians(transform(dataset.crs, "EPSG:4326", *zip(*points)))
+    steps = [np.diff(longitudes[[0, other]]) * np.cos(latitudes[0]) for other in (1, 2)]
+    sides = [np.hypot(step, latitudes[other] - latitudes[0]) for other, step in enumerate(steps, 1)]
+    return float(_EARTH_RADIUS * np.sqrt(sides[0] * sides[1]).item())
 
 
 class DecodedImage:
@@ -99,20 +122,31 @@ class RasterImage:
         height: in pixels.
         width: in pixels.
         pixel_area: area of a pixel in square meters; None: not known.
-        seen: the model's input: the image itself.
+        seen: the model's input: the image itself, or the same file read at another resolution.
 
     Args:
         dataset: result of ``rasterio.open``.
         path: of the file, for messages.
         reader: converts values of the file to the model's input.
+        size: (height, width) at which the file is read; None: its own.
+        seen_size: the same of ``seen``; None: ``size``.
     """
 
-    def __init__(self, dataset: Any, path: Path, reader: ImageReader) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        path: Path,
+        reader: ImageReader,
+        size: tuple[int, int] | None = None,
+        seen_size: tuple[int, int] | None = None,
+    ) -> None:
         self.dataset = dataset
         self.path = path
         self.reader = reader
-        self.height, self.width = dataset.height, dataset.width
-        self.seen = self
+        self.height: int
+        self.width: int
+        self.height, self.width = size or dataset.shape
+        self.seen = self if seen_size is None else RasterImage(dataset, path, reader, seen_size)
         self.pixel_area = pixel_area(dataset)
         has_alpha, names = read_band_info(dataset)
         selection = reader.select_bands(dataset.count, names, has_alpha, path)
@@ -147,10 +181,20 @@ class RasterImage:
         return self._part(top, 0, height, self.width)[2]
 
     def _part(self, top: int, left: int, height: int, width: int) -> tuple[Any, Any, Any]:
+        masked = read_dataset_mask(self.dataset, **self._window(top, left, height, width))
+        return self._to_channels(self._cached_rows(top, height)[:, :, left : left + width], masked)
+
+    def _window(self, top: int, left: int, height: int, width: int) -> dict[str, Any]:
+        """Keys of rasterio to read a part; at another resolution than the file's, means or interpolated values."""
+        from rasterio.enums import Resampling
         from rasterio.windows import Window
 
-        masked = read_dataset_mask(self.dataset, Window(left, top, width, height))
-        return self._to_channels(self._cached_rows(top, height)[:, :, left : left + width], masked)
+        if (self.height, self.width) == self.dataset.shape:
+            return {"window": Window(left, top, width, height)}
+        down, across = self.dataset.height / self.height, self.dataset.width / self.width
+        resampling = Resampling.average if down > 1 else Resampling.bilinear
+        window = Window(left * across, top * down, width * across, height * down)
+        return {"window": window, "out_shape": (height, width), "resampling": resampling}
 
     def _to_channels(self, rows: np.ndarray, masked: np.ndarray | None) -> tuple[Any, Any, Any]:
         """:meth:`ImageReader.to_channels` for rows of the file, (bands, h, w)."""
@@ -160,8 +204,6 @@ class RasterImage:
 
     def _cached_rows(self, top: int, height: int) -> np.ndarray:
         """Whole rows (bands, height, W) of the file; rows that are in memory are not read again."""
-        from rasterio.windows import Window
-
         num_cached = self._rows.shape[1]
         if top < self._top or top + height > self._top + num_cached:
             rows = np.empty((len(self._rows), height, self.width), self._rows.dtype)
@@ -170,8 +212,10 @@ class RasterImage:
                 rows[:, :num_kept] = self._rows[:, top - self._top : top - self._top + num_kept]
             self._rows = rows  # frees the old rows before new ones are read
             self._top = top
-            window = Window(0, top + num_kept, self.width, height - num_kept)
-            rows[:, num_kept:] = self._read(self._bands + self._alpha, window=window)
+            bands, keys = self._bands + self._alpha, self._window(top + num_kept, 0, height - num_kept, self.width)
+            if "out_shape" in keys:
+                keys["out_shape"] = (len(bands), *keys["out_shape"])
+            rows[:, num_kept:] = self._read(bands, **keys)
         return self._rows[:, top - self._top : top - self._top + height]
 
     def _read(self, bands: list[int], **options: Any) -> np.ndarray:
@@ -188,38 +232,49 @@ def _tensor(pixels: np.ndarray) -> torch.Tensor:
 def open_image(
     path: Path,
     reader: ImageReader,
-    prepare: Callable[[np.ndarray, Path, np.ndarray | None], np.ndarray] | None = None,
+    prepare: Callable[[np.ndarray, Path, np.ndarray | None, float], np.ndarray] | None = None,
     max_pixels: int = _WHOLE,
+    factor: Callable[[Any], float] = lambda _: 1.0,
+    has_pipeline: bool = False,
 ) -> Iterator[DecodedImage | RasterImage]:
     """Open an image: decoded whole, or, if it is large and rasterio is installed, to be read by rows.
 
     Args:
         path: of the file.
         reader: converts values of the file to the model's input.
-        prepare: ``data.eval_pipeline`` (:meth:`exp.vision.data.base.ImageData.prepare_for_map`); None: there is none.
+        prepare: resizes the image by a factor, and applies ``data.eval_pipeline``
+            (:meth:`exp.vision.data.base.ImageData.prepare_for_map`); None: the model sees the image as it is.
         max_pixels: images of up to this many pixels (of three bands) are decoded whole.
+        factor: of the size of the image that the model sees, from the open dataset, or None where there is none.
+        has_pipeline: whether ``prepare`` does more than to resize by the factor, which needs the whole image.
 
     Raises:
         DataError: the file cannot be read, has other channels, or is too large to be decoded whole.
     """
     size = None if uses_rasterio(path) else image_size(path)
     if not uses_rasterio(path) and (size is None or size[0] * size[1] <= max_pixels or not has_rasterio()):
-        yield _decoded(path, reader, prepare)
+        yield _decoded(path, reader, prepare, factor(None))
         return
     with open_raster(path) as dataset:
+        scale = factor(dataset)
         small = dataset.height * dataset.width * dataset.count <= 3 * max_pixels
-        if small or prepare is not None or dataset.colorinterp[0].name == "palette":  # color numbers
-            yield _decoded(path, reader, prepare, dataset)
+        if small or has_pipeline or dataset.colorinterp[0].name == "palette":  # color numbers
+            yield _decoded(path, reader, prepare, scale, dataset)
         else:
-            yield RasterImage(dataset, path, reader)
+            yield RasterImage(dataset, path, reader, None, None if scale == 1.0 else scaled_size(dataset.shape, scale))
 
 
-def _decoded(path: Path, reader: ImageReader, prepare: Any, dataset: Any = None) -> DecodedImage:
+def scaled_size(size: tuple[int, int], factor: float) -> tuple[int, int]:
+    """(height, width) times a factor, in whole pixels, at least 1."""
+    return max(round(size[0] * factor), 1), max(round(size[1] * factor), 1)
+
+
+def _decoded(path: Path, reader: ImageReader, prepare: Any, factor: float, dataset: Any = None) -> DecodedImage:
     check_pixels(path)
     pixels, missing = reader.read_with_missing(path)
     if prepare is None:
         return DecodedImage(reader.modalities.map_statistics(pixels, path), missing, None, dataset)
-    return DecodedImage(pixels, missing, prepare(pixels, path, missing), dataset)
+    return DecodedImage(pixels, missing, prepare(pixels, path, missing, factor), dataset)
 
 
 def check_pixels(path: Path) -> None:

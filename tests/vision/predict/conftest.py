@@ -9,7 +9,7 @@ from exp.backends.cpu import CpuBackend
 from exp.config.sources import task_class_by_name
 from exp.distributed import Distributed
 from exp.session import RankInfo
-from tests.vision.data.conftest import tiff  # noqa: F401 - a fixture
+from tests.vision.data.conftest import make_data, segmentation, tiff  # noqa: F401 - fixtures
 
 
 @pytest.fixture

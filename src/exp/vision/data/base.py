@@ -18,7 +18,7 @@ from exp.data.fingerprint import dataset_fingerprint, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
 from exp.vision.data.dataset import NO_LABEL, ImageDataset
-from exp.vision.data.decode import image_size
+from exp.vision.data.decode import image_size, open_raster, uses_rasterio
 from exp.vision.data.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.layouts import NAMED_FILES, archive_notes, unread_note
 from exp.vision.data.masks import IGNORED, NO_DATA, IndexMasks, distinct_colors
@@ -187,9 +187,11 @@ class ImageData(Data):
         return self.test.fill_missing(results, str(path)), results
 
     def prepare_for_map(
-        self, pixels: np.ndarray, path: str | os.PathLike[str], missing: np.ndarray | None = None
+        self, pixels: np.ndarray, path: str | os.PathLike[str], missing: np.ndarray | None = None, factor: float = 1.0
     ) -> np.ndarray:
         """Like :meth:`apply_eval_pipeline`, for a class map: an image from outside the data is scaled as the data are.
+
+        First it is resized by ``factor``, to the ground resolution of the data.
 
         A pipeline that makes 512 x 512 pixels of tiles of 1024 halves their ground resolution, and would divide that of
         a scene of 6000 by twelve. So the factors stay within those of the images of the data.
@@ -197,6 +199,12 @@ class ImageData(Data):
         Raises:
             DataError: the pipeline changes the size other than by one ``Resize``: its output cannot be mapped back.
         """
+        if factor != 1.0:
+            scale = tuple(max(round(side * factor), 1) for side in pixels.shape[1::-1])
+            resize = {"type": "Resize", "scale": scale, "interpolation": "area" if factor < 1.0 else "bilinear"}
+            mask = None if missing is None else missing.astype(np.uint8)
+            resized = Pipeline("task.gsd", [resize])(pixels, str(path), mask)
+            pixels, missing = resized["img"], None if mask is None else resized["gt_seg_map"] > 0
         prepared: np.ndarray
         prepared, results = self._run_eval_pipeline(pixels, path, missing)
         size, prepared_size = np.array(pixels.shape[:2]), np.array(prepared.shape[:2])
@@ -214,6 +222,29 @@ class ImageData(Data):
                 "there is no map of the image; predict with another pipeline, such as data.eval_pipeline=[]"
             )
         return prepared
+
+    @functools.cached_property
+    def training_gsd(self) -> float | None:
+        """Ground resolution of the training images in meters per pixel: ``data.gsd``, or that of the first; None: not
+        known.
+        """
+        from exp.vision.raster import ground_resolution
+
+        path = self._splits["train"].samples[0][0]
+        if self.gsd is not None or not uses_rasterio(path):
+            return self.gsd
+        with open_raster(path) as dataset:
+            return ground_resolution(dataset)
+
+    def scale_to_training(self, path: str | os.PathLike[str], gsd: float | None) -> float:
+        """The factor that gives an image of ``gsd`` meters per pixel the ground resolution of the training images.
+
+        Images of the data, and those that differ by less than a twentieth, stay as they are: 1.
+        """
+        if gsd is None or self.training_gsd is None or not self._is_outside_data(path):
+            return 1.0
+        factor = gsd / self.training_gsd
+        return 1.0 if abs(factor - 1.0) < _SAME_SCALE else factor
 
     def longest_prepared_side(self, path: str | os.PathLike[str]) -> int | None:
         """The longest side, in pixels, that the model sees of images of the data; None: not known, or this is one."""

@@ -22,7 +22,7 @@ __all__ = ["RawImage", "gdal_settings", "has_rasterio", "image_size", "open_rast
 
 COLORS = ("red", "green", "blue", "alpha")
 _CHANNEL_NAMES = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of files that are no TIFF
-_BY_RASTERIO = (".tif", ".tiff", ".jp2")
+_BY_RASTERIO = (".tif", ".tiff", ".jp2", ".vrt")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
 _SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # TIFF tag NewSubfileType, and its bits for a smaller copy and a transparency mask
 _ENDS = {b"\xff\xd8": (b"\xff\xda", b"\xff\xd9"), b"\x89P": (b"IHDR", b"IEND")}  # file -> marker before, marker at end
@@ -157,7 +157,7 @@ def has_rasterio() -> bool:
 
 
 def uses_rasterio(path: str | os.PathLike[str]) -> bool:
-    """Whether rasterio reads a file: it is installed, and the file is a TIFF or JPEG 2000."""
+    """Whether rasterio reads a file: it is installed, and the file is a TIFF, JPEG 2000 or VRT."""
     return str(path).lower().endswith(_BY_RASTERIO) and has_rasterio()
 
 
@@ -216,12 +216,16 @@ def read_band_info(file: Any) -> tuple[bool, tuple[str, ...]]:
     return file.count > 1 and interpretations[-1] == "alpha", tuple(names) if any(names) else ()
 
 
-def read_dataset_mask(file: Any, window: Any = None) -> np.ndarray | None:
+def read_dataset_mask(file: Any, **part: Any) -> np.ndarray | None:
     """True where a mask in an open dataset marks missing data, bool (H, W); None: there is no such mask.
 
     Transparency and a no-data value do not count as masks here.
+
+    Args:
+        file: the dataset.
+        **part: keys of rasterio that choose a part and a resolution.
     """
     flags = [{flag.name for flag in flags} for flags in file.mask_flag_enums]
     if not any("per_dataset" in names and "alpha" not in names for names in flags):
         return None
-    return np.asarray(file.dataset_mask(window=window) == 0)
+    return np.asarray(file.dataset_mask(**part) == 0)

@@ -113,7 +113,8 @@ class SegmentationDataConfig(ImageDataConfig):
     """Masks of colors: colors of ignored pixels. Unknown colors are ignored, too, but counted in the result; a mask
     with more than a tenth of them is refused."""
     gsd: Optional[float] = None
-    """Ground sampling distance in meters per pixel, for areas, of files without georeference; null: not known."""
+    """Ground sampling distance of the training images in meters per pixel, at which other images are predicted, and
+    for areas of files without georeference; null: that of the first training image, if it is georeferenced."""
     label_map: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
