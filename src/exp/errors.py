@@ -218,10 +218,29 @@ def no_terminal(location: str = "") -> RunError:
     )
 
 
-def nearest(wrong: str, names: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` with the most similar of ``names``; empty if none is similar."""
-    matches = difflib.get_close_matches(wrong, list(names), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+def nearest(wrong: str, names: Iterable[str], prefix: str = "") -> str:
+    """``; did you mean 'x'?`` with the most similar of ``names``; empty if none is similar, which a guess must be.
+
+    Parts before dots that both have do not count, nor does case; a part of a name is similar from four letters on.
+
+    Args:
+        wrong: what is not among the names.
+        names: what is valid.
+        prefix: text before the name, such as ``task=``.
+    """
+    best = max(names, key=lambda name: (_similarity(wrong, name), -len(name)), default="")
+    return f"; did you mean '{prefix}{best}'?" if _similarity(wrong, best) >= _SIMILAR else ""
+
+
+_SIMILAR = 0.75  # two of three letters are no similarity
+
+
+def _similarity(wrong: str, name: str) -> float:
+    parts, others = wrong.lower().split("."), name.lower().split(".")
+    while len(parts) > 1 and len(others) > 1 and parts[0] == others[0]:
+        del parts[0], others[0]
+    word, other = ".".join(parts), ".".join(others)
+    return max(difflib.SequenceMatcher(None, word, other).ratio(), _SIMILAR if len(word) > 3 and word in other else 0)
 
 
 _INTERFACES = {

@@ -45,7 +45,7 @@ LEAST = {
     "nproc": 1, "accumulate": 1, "log_every": 1, "checkpoint.keep_last": 1, "launcher.nnodes": 1, "batch_size": 1,
     "global_batch_size": 1, "max_epochs": 1, "max_steps": 1, "val_every": 1, "patience": 1, "debug.train_batches": 1,
     "debug.eval_batches": 1, "debug.replay_every": 1, "sweep.parallel_jobs": 1, "checkpoint.every_epochs": 0,
-    "checkpoint.every_steps": 0, "launcher.max_restarts": 0,
+    "checkpoint.every_steps": 0, "launcher.max_restarts": 0, "optim.lr": 0.0, "optim.weight_decay": 0.0,
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from exp import console
 from exp.config.resolve import check_names, walk
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
 from exp.config.shares import check_shares, split_batch
-from exp.errors import ConfigError
+from exp.config.words import translate
+from exp.errors import ConfigError, nearest
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 
@@ -100,7 +101,8 @@ def check_values(config: ExpConfig) -> None:
     for key, choices in _CHOICES.items():
         value: Any = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
-            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}")
+            hint = translate(key, str(value), exact=True) or nearest(str(value), choices, f"{key}=")
+            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
     for key, least in _MINIMUM.items():
         value = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value is not None and not value >= least:  # not `<`, so that NaN is refused, too
@@ -120,6 +122,12 @@ def check_values(config: ExpConfig) -> None:
             "set compile=false, or leave it out",
             key="debug.replay_every",
         )
+    for number, metric in enumerate(config.metrics):
+        if not OmegaConf.is_dict(metric):
+            raise ConfigError(
+                f"metrics[{number}]={metric} is no class; metrics of the data are computed anyway, and one of yours is "
+                "'metrics=[{_target_: my_package.MyMetric}]'"
+            )
     check_hooks(config.hooks)
     check_shares(config)
 
@@ -237,6 +245,7 @@ _MINIMUM: Mapping[str, int] = {
     **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
     **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "debug.replay_every", "sweep.parallel_jobs"), 1),
     **dict.fromkeys(("checkpoint.every_epochs", "checkpoint.every_steps", "launcher.max_restarts"), 0),
+    **dict.fromkeys(("optim.lr", "optim.weight_decay"), 0),
 }
 """Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""
 

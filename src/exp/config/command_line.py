@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp.config.resolve import walk
 from exp.config.schema import ExpConfig
 from exp.config.sources import check_hydra_key, conf_folder, group_keys, task_class_by_name
+from exp.config.words import translate
 from exp.errors import ConfigError, nearest
 
 UNSUPPORTED_OPTIONS = {
@@ -79,6 +80,9 @@ def read_options(arguments: Sequence[str]) -> Options:
             parsed = vars(parser.parse_intermixed_args(arguments))
     except SystemExit:
         problem = stderr.getvalue().rstrip().rpartition("error: ")[2]
+        unknown = re.match(r"unrecognized arguments: (--?[a-zA-Z][\w.-]*)", problem)
+        if unknown:
+            raise _unknown_option(unknown[1], arguments, re.findall(r"--[\w-]+", parser.format_usage())) from None
         raise ConfigError(f"{problem}", "--help has examples, and --hydra-help lists the options") from None
     overrides, folders = parsed.pop("overrides"), parsed.pop("folders")
     chosen = {name: value for name, value in parsed.items() if value not in (None, False)}
@@ -111,6 +115,19 @@ def read_options(arguments: Sequence[str]) -> Options:
     return Options(flags, overrides, for_hydra, folders, parsed["help"], "multirun" in chosen, prints)
 
 
+def _unknown_option(option: str, arguments: Sequence[str], options: Sequence[str]) -> ConfigError:
+    """The error of an option that does not exist: a key that is written as an option, or a misspelled one."""
+    words = [part for argument in arguments for part in argument.split("=", 1)]
+    following = "".join(words[words.index(option) + 1 :][:1])
+    key, value = option.lstrip("-").replace("-", "_"), "true" if following[:1] in ("", "-") else following
+    hint = translate(key, value)
+    similar = "" if hint else nearest(option, options)
+    if similar:
+        return ConfigError(f"there is no option {option}{similar}")
+    problem = f"there is no option {option}: keys are written without dashes{hint or f'; use {key}={value}'}"
+    return ConfigError(problem, "--help has examples")
+
+
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -137,20 +154,8 @@ _GROUPS = (
     "task", "experiment", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
 )  # fmt: skip
 _NO_CHOICE = "Config group override must be a string or a list"
-_FOREIGN_KEYS = {
-    **dict.fromkeys(("accelerator", "device"), "backend=... (--help lists all)"),
-    **dict.fromkeys(("devices", "gpus"), "nproc=..."),
-    "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
-    "ckpt_path": "resume=<a run folder>, or init_from=<weights>",
-    "deterministic": "seed=...; docs/guide/resume.md says what is reproducible",
-    "epochs": "max_epochs=...",
-    "reference": "it with task=parity",
-    "run": "it with task=report, task=track, task=attach or task=watch",
-    "steps": "max_steps=..., or steps=... with task=parity",
-    "strategy": "wrapper=ddp or wrapper=fsdp",
-    "trainer": "a key of exp's own, such as max_epochs=...; debug=one_batch instead of fast_dev_run",
-}
-"""Keys of other frameworks and likely mistakes, each with its replacement."""
+_MEMBERS = {"hooks": "{type: ...}", "metrics": "{_target_: ...}"}
+"""Lists of dictionaries that users take for lists of names."""
 
 
 def is_composition_error(error: Exception) -> bool:
@@ -164,15 +169,26 @@ def explain_error(error: Exception) -> ConfigError:
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         options = ", ".join(error.options)
-        finding = f"{group}={choice} is not a choice{nearest(choice, error.options)}"
+        hint = translate(group, choice, exact=True) or nearest(choice, error.options, f"{group}=")
+        finding = f"{group}={choice} is not a choice{hint}"
         return ConfigError(finding, details=[f"choices of {group}: {options}"], key=group)
     if isinstance(error, OverrideParseException):
+        if re.fullmatch(r"[\w.+~@/-]+", error.override):
+            return ConfigError(
+                f"the argument '{error.override}' has no value: write {error.override}=VALUE, without spaces"
+            )
         return ConfigError(
             f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters",
             "around a dictionary twice: 'KEY={name: \"value\"}'",
         )
     if text.startswith(_NO_CHOICE):
         return ConfigError("a config group takes the name of a choice, such as debug=one_batch", "--help lists them")
+    match = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
+    if match:
+        key, values = match.groups()
+        return ConfigError(
+            f"{key}={values} has several values; for a sweep add -m, for a list write '{key}=[{values}]'", key=key
+        )
     match = re.match(r"Multiple values for (\S+)\. To override", text)
     if match:
         group = match.group(1)
@@ -197,32 +213,56 @@ def explain_error(error: Exception) -> ConfigError:
         unknown = (
             full_key if full_key.startswith(f"{key}.") else key
         )  # a member of a dictionary, such as launcher={foo: 3}
-        finding = f"there is no key '{unknown}'{_hint(unknown, cause)}"
+        given = re.search(rf"use \+{re.escape(unknown)}=(.*)", text)
+        finding = f"there is no key '{unknown}'{_hint(unknown, given and given[1], cause)}"
         return ConfigError(finding, details=["--cfg job shows the main keys"], key=unknown)
     if not isinstance(cause, OmegaConfBaseException):
         first, *details = text.splitlines()
         return ConfigError(first, details=[line.strip() for line in details])
-    if "is not a ListConfig, list or tuple" in complaint:
-        complaint = f"a list is expected: '{key}=[{value}]'"
+    return ConfigError(_explain_value(key, value, (complaint or text).splitlines()[0]), key=key or None)
+
+
+def _explain_value(key: str, value: str | None, complaint: str) -> str:
+    """What is wrong with the value of a key, with the argument that would be right."""
     setting = f"{key or 'configuration'}{'' if value is None else f'={value}'}"
-    return ConfigError(f"{setting}: {(complaint or text).splitlines()[0]}", key=key or None)
+    hint = translate(key, value, exact=True) if value else ""
+    if hint:
+        return f"{setting} is no value of {key}{hint}"
+    if value and ("is not a ListConfig, list or tuple" in complaint or "Cannot assign str to Dict" in complaint):
+        member = _MEMBERS.get(key, "...").replace("...", value.strip("[]"))
+        return f"{setting}: a list is expected: '{key}=[{member}]'"
+    expected = re.search(r"(?:converted to|is not a valid) (Integer|Float|bool)", complaint)
+    if not value or not expected:
+        return f"{setting}: {complaint}"
+    kind, example = {
+        "Integer": ("a whole number", "10"), "Float": ("a number", "0.1"), "bool": ("true or false", "true"),
+    }[expected[1]]  # fmt: skip
+    if expected[1] == "Integer":
+        with contextlib.suppress(ValueError, OverflowError):
+            example = str(round(float(value)))
+    return f"{setting}: {kind} is expected, such as {key}={example}"
 
 
-def _hint(unknown: str, error: BaseException) -> str:
-    """A suggestion for an unknown key: the nearest key, or a key of another node with the same name."""
+def _hint(unknown: str, value: str | None, error: BaseException) -> str:
+    """For an unknown key: another framework's word, a key of another node with the same name, or the nearest key."""
     group, _, last = unknown.partition(".")
     parent = str(getattr(error, "full_key", None) or "").rpartition(".")[0]
     nodes: Any = ((parent, getattr(error, "parent_node", None)), ("", OmegaConf.structured(ExpConfig)))
     contents = [(key, OmegaConf.to_container(node, resolve=False)) for key, node in nodes if OmegaConf.is_config(node)]
     keys = [key for prefix, content in contents for key, *_ in walk(content, prefix) if not key.startswith("hydra.")]
     keys += _GROUPS
-    if group in _FOREIGN_KEYS and group not in keys:
-        return f"; use {_FOREIGN_KEYS[group]}"
+    translated = translate(unknown, value)
+    if translated:
+        return translated
     if unknown in group_keys():
         return f": the chosen {group} does not have it; leave it out, or choose another {group}"
     nested = [key for key in group_keys() if key.count(".") > 1 and key.startswith(f"{group}.")]
-    same_name = [key for key in [*keys, *nested] if key.rpartition(".")[2] == (last or group)]
-    return f"; did you mean '{same_name[0]}'?" if same_name else nearest(unknown, keys)
+    name = last.rpartition(".")[2] or group
+    same_name = [key for key in [*keys, *nested] if key.rpartition(".")[2] == name]
+    if same_name:
+        return f"; did you mean '{same_name[0]}{'' if value is None else f'={value}'}'?"
+    translated = translate(name, value)
+    return translated if translated and f" {unknown}=" not in translated else nearest(unknown, keys)
 
 
 def help_text() -> str:
