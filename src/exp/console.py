@@ -9,8 +9,9 @@ import contextlib
 import os
 import re
 import sys
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, TextIO
+from typing import TYPE_CHECKING, Any, Iterator, Sequence, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,3 +141,9 @@ def format_metric(value: float, like: float | None = None) -> str:
     """
     magnitude = abs(value if like is None else like)
     return f"{value:.4f}" if 1e-3 <= magnitude < 1e5 or magnitude == 0 else f"{value:.4g}"
+
+
+def fitting(texts: Sequence[str], width: int) -> list[str]:
+    """The first texts that fit into a line of ``width`` characters, with two spaces between them; at least one."""
+    ends = accumulate(len(text) + 2 for text in texts)
+    return [text for number, (text, end) in enumerate(zip(texts, ends)) if not number or end - 2 <= width]

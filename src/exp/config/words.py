@@ -10,8 +10,6 @@ from pathlib import Path
 
 from exp.runs.files import read_yaml
 
-__all__ = ["foreign_words", "translate"]
-
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _CHOSEN = {"backend", "data", "launcher", "logger", "model", "optim", "schedule", "task", "wrapper"}
 """Groups, whose choices are names of exp's own: a user's value never goes there."""
@@ -33,14 +31,13 @@ def translate(key: str, value: str | None, exact: bool = False) -> str:
         exact: only for this value, not for others of the same key: exp has the key, too.
     """
     key, value = key.lower().replace("-", "_"), value or ""
-    entries = [
-        (*left.partition("=")[::2], right) for words in foreign_words().values() for left, right in words.items()
-    ]
-    entries = [(known, right) for name, known, right in entries if name == key]
+    pairs = (pair for words in foreign_words().values() for pair in words.items())
+    entries = [(left[len(key) + 1 :], right) for left, right in pairs if left.startswith(f"{key}=")]
     matching = [entry for entry in entries if fnmatchcase(value.lower(), entry[0].lower())]
-    if not (matching or (entries and not exact)):
+    candidates = matching or ([] if exact else entries)
+    if not candidates:
         return ""
-    known, right = (matching or entries)[0]
+    known, right = candidates[0]
     arguments, _, note = right.partition("# ")
     if _kind(known) == _kind(value):
         arguments = " ".join(_with_value(argument, known, value) for argument in arguments.split())

@@ -29,6 +29,7 @@ _MOST_METRICS = 4  # metrics of a validation on the terminal; metrics.jsonl has 
 _NEAR_ZERO = 0.01  # as a share of the first loss
 _REDRAW_SECONDS = 0.25  # of the bar on a terminal
 _LINE_SECONDS = 30.0  # between two lines elsewhere
+_BAR_WIDTH = 20  # characters
 
 
 def _wrong_losses(found: str) -> ConfigError:
@@ -129,7 +130,7 @@ class MetricsHook(Hook):
         self.fallback_counter = FallbackCounter(session.backend)
         self._mark = self._paused = 0.0
         self._steps_since_mark = self._staged = 0
-        self._losses = ""  # text of the latest ones for the terminal
+        self._losses = self._rate = ""  # texts of the latest ones for the terminal
         self._loop: Any = None
 
     def before_train(self, runner: Any) -> None:
@@ -204,8 +205,8 @@ class MetricsHook(Hook):
             record.update(_device_usage(runner.backend))
         slow = times.compare([figures for _, figures in gathered], seconds / steps, step) if times and steps else []
         self._write(runner, "train", step, record, slow_ranks=slow)
-        self._losses += f"  lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
-        self.progress.set_text(self._losses, line=False)
+        self._rate = f"lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
+        self.progress.set_text([self._losses, self._rate], line=False)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Pause the training time during a validation within an epoch."""
@@ -226,10 +227,13 @@ class MetricsHook(Hook):
         self.resume()
         units, metrics = runner.val_loop.evaluator.units, metrics or {}
         self._write(runner, "val", runner.iter, metrics, units=units)
-        unit = {name: f" ({unit_name})" for name, unit_name in units.items()}
         first = list(metrics.items())[:_MOST_METRICS]
-        text = "  ".join(f"val_{name} {console.format_metric(value)}{unit.get(name, '')}" for name, value in first)
-        self.progress.set_text(f"{self._losses}  {text}", line=True)
+        texts = [f"val_{name} {console.format_metric(value)}" for name, value in first]
+        several = len({units.get(name) for name, _ in first}) > 1
+        for number, (name, _) in enumerate(first):  # a unit of all stands once
+            if name in units and (several or number == len(first) - 1):
+                texts[number] += f" ({units[name]})"
+        self.progress.set_text([self._losses, *texts, self._rate], line=True)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
@@ -322,7 +326,7 @@ class OverfitHook(Hook):
 
 
 class Progress:
-    """Shows the progress of training on rank 0: a bar on a terminal, else a line per validation and every 30 seconds.
+    """Shows the progress of training on rank 0: a line per validation, and a bar below, or a line every 30 seconds.
 
     Args:
         console: where to print; None: print nothing (other ranks).
@@ -332,7 +336,8 @@ class Progress:
         self.console = console
         self._loop: Any = None
         self._bar: Any = None
-        self._drawn, self._started_at, self._step, self._text = 0.0, (0.0, 0), 0, ""
+        self._drawn, self._started_at, self._step = 0.0, (0.0, 0), 0
+        self._texts: Sequence[str] = ()
 
     def start(self, loop: Any, first: str) -> None:
         """Show the bar.
@@ -347,7 +352,7 @@ class Progress:
             return
         from rich import progress
 
-        bar = progress.BarColumn(bar_width=20), progress.TaskProgressColumn()
+        bar = progress.BarColumn(bar_width=_BAR_WIDTH), progress.TaskProgressColumn()
         columns = "{task.description}", *bar, "{task.fields[text]}"
         # No refresh thread: it would interrupt the training loop ten times a second.
         self._bar = progress.Progress(*columns, console=self.console, auto_refresh=False, transient=True)
@@ -362,25 +367,33 @@ class Progress:
         ):
             self._show()
 
-    def set_text(self, text: str, line: bool) -> None:
-        """Change the text; if there is no bar, print it as a line if ``line`` is set, or if the last line is old."""
-        self._text = text
-        if line or (self._bar is None and time.monotonic() - self._drawn >= _LINE_SECONDS):
-            self._show()
+    def set_text(self, texts: Sequence[str], line: bool) -> None:
+        """Change the text, the most important part first.
 
-    def _show(self) -> None:
+        Args:
+            texts: its parts; on a terminal, those that a line has room for.
+            line: print it as a line that stays; without a bar, a line is also printed if the last one is old.
+        """
+        self._texts = texts
+        if line or (self._bar is None and time.monotonic() - self._drawn >= _LINE_SECONDS):
+            self._show(line=True)
+
+    def _show(self, line: bool = False) -> None:
         if self.console is None or self._loop is None:
             return
         self._drawn, loop, (started, first) = time.monotonic(), self._loop, self._started_at
         epochs, rest = divmod(self._step + loop.step_offset, loop.steps_per_epoch)
-        epoch, text = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", self._text
+        epoch, texts, left = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", [*self._texts], []
         if self._step > first:  # an estimate without early stopping; the mean time per step includes validation
             seconds = (self._drawn - started) / (self._step - first) * (loop.max_iters - self._step)
-            text += f"  ETA {timedelta(seconds=round(seconds))}"
-        if self._bar is None:
-            position = f"{epoch}  step {self._step}" if rest else epoch
-            self.console.print(f"{position}  {text}", soft_wrap=True)
-        else:
+            left = [f"ETA {timedelta(seconds=round(seconds))}"]
+        if line:
+            position = [f"{epoch}  step {self._step}" if rest else epoch]
+            texts = [*position, *texts, *left]
+            text = "  ".join(texts if self._bar is None else console.fitting(texts, self.console.width))
+            self.console.print(text, soft_wrap=True, markup=False)
+        if self._bar is not None:
+            text = "  ".join(console.fitting([*left, *self._texts], self.console.width - len(epoch) - _BAR_WIDTH - 8))
             self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
 
     def stop(self) -> None:

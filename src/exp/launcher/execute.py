@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exp import console
-from exp.console import format_flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSAL_CODES, ExpError
 from exp.hub import download
 from exp.launcher.outcome import Outcome, describe_failure
@@ -196,9 +195,6 @@ def _print_table(run: FrozenRun, result: dict[str, Any]) -> None:
             "red",
         )
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
-    if result.get("flops_per_second"):
-        speed += (
-            f", {format_flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
-        )
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    _print_line(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.display_path(run.folder.path)}")
+    _print_line(f"{steps}{result['wall_s']:.0f} s{speed}")
+    _print_line(f"results in {console.display_path(run.folder.path)}")

@@ -6,12 +6,12 @@ import json
 import re
 from collections import Counter
 from html import escape
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from exp.console import printable
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, JustifyMethod
 
 
 _LATEX = {
@@ -52,21 +52,52 @@ class Table(NamedTuple):
         return cls(list(columns), [list(row) for row in zip(*columns.values())], numbers, notes, styles)
 
 
-def as_rich(table: Table) -> RichTable:
-    """The table for the terminal, with the notes below; cells that are too wide for it go on in further lines."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
+def as_rich(table: Table) -> ConsoleRenderable:
+    """The table for the terminal, with the notes below.
 
-    styles = {"best": "bold green", "failed": "red", "other": "dim"}
-    rich_table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    for head, number in zip(table.heads, table.numbers):
-        # As Text, because rich would read brackets in a name as markup.
-        rich_table.add_column(Text(printable(head)), justify="right" if number else "left", overflow="fold")
-    for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-        rich_table.add_row(*(Text(printable(cell)) for cell in row), style=styles.get(style, style))
-    rich_table.caption = Text(printable("\n".join(table.notes))) if table.notes else None
-    return rich_table
+    A number stays in one line; text that is too wide goes on in further lines. If that is not enough, the last columns
+    are left out, and named.
+    """
+    return _Fitted(table)
+
+
+class _Fitted:
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[ConsoleRenderable]:
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table, styles = self.table, {"best": "bold green", "failed": "red", "other": "dim"}
+        shown = _columns_that_fit(table, options.max_width)
+        rich_table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
+        for head, number in list(zip(table.heads, table.numbers))[:shown]:
+            # As Text, because rich would read brackets in a name as markup.
+            justify: JustifyMethod = "right" if number else "left"
+            rich_table.add_column(Text(printable(head)), justify=justify, overflow="fold", no_wrap=number)
+        for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
+            rich_table.add_row(*(Text(printable(cell)) for cell in row[:shown]), style=styles.get(style, style))
+        left_out = [f"no room for {', '.join(table.heads[shown:])}"] if table.heads[shown:] else []
+        notes = [*table.notes, *left_out]
+        rich_table.caption = Text(printable("\n".join(notes))) if notes else None
+        yield rich_table
+
+
+_GAP = 3  # characters between two columns
+_NARROW = 12  # characters; text in further lines is readable from this width on
+
+
+def _columns_that_fit(table: Table, width: int) -> int:
+    """How many columns, from the left, have room; at least one."""
+    used = -_GAP
+    for column, (head, number) in enumerate(zip(table.heads, table.numbers)):
+        needed = max(len(text) for text in [head, *(row[column] for row in table.rows)])
+        used += _GAP + (needed if number else min(needed, _NARROW))
+        if used > width:
+            return max(column, 1)
+    return len(table.heads)
 
 
 def as_html(table: Table, classes: str) -> str:
