@@ -45,7 +45,7 @@ REFUSED = [
 ]  # fmt: skip
 VARIANTS = [
     (["+optim.foo=1"], 2, "'optim.foo'"),
-    (["plots.format=pdf"], 2, "'figures.format=pdf'"),
+    (["plots.format=pdf"], 2, "'figures.format'"),
     (["seed.x=1"], 2, "'seed.x'"),
     (["model=dinov3_scenes", "model.d_model=16"], 2, "model.d_model"),
     (["data.inputs=OT"], 2, "data.inputs=[OT]"),
