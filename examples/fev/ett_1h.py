@@ -47,7 +47,8 @@ def forecasts_of(name: str, data: Path, folder: Path, overrides: list[str]) -> p
     """Train on the first rows of a file and forecast its windows; the table has a row per window, series and hour."""
     run = exp.run([
         f"experiment=timebridge_{name.lower()}", f"data.root={data}", "data.split=ratio", f"data.horizon={HORIZON}",
-        f"model.quantiles={LEVELS}", f"output_dir={folder / name}", "resume=auto", *overrides,
+        "model/output=quantiles", f"model.output.levels={LEVELS}", f"output_dir={folder / name}", "resume=auto",
+        *overrides,
     ])  # fmt: skip
     lines = (data / f"{name}.csv").read_text().splitlines(keepends=True)
     last = folder / f"{name}_last.csv"  # the backtest's windows are 168 rows apart, as the benchmark's

@@ -13,7 +13,7 @@ from tests.conftest import TINY
 from tests.simulators import needs_current_card
 
 ASKED = "task.intervals=[0.8,0.95]"
-HEADS = "model.quantiles=[0.025,0.1,0.5,0.9,0.975]"
+HEADS = ["model/output=quantiles", "model.output.levels=[0.025,0.1,0.5,0.9,0.975]"]
 
 
 def write_plant(path, count, first=0, skip=()):
@@ -82,7 +82,7 @@ def holes(exp):
     frame.to_csv(exp.path("plant.csv"), index=False)
     words = ["data=csv", "data.name=plant", f"data.file={exp.path('plant.csv')}", "data.channels=4", "data.horizon=24",
              "data.targets=[OT,b b]", "data.future_covariates=[price]", "data.missing=mask",
-             "model.attention_dropout=0", "model.cointegrated_layers=1", HEADS, "log_every=1",
+             "model.attention_dropout=0", "model.cointegrated_layers=1", *HEADS, "log_every=1",
              "val_every=2"]  # fmt: skip
     return [*TINY, *words], empty
 
@@ -114,7 +114,7 @@ def test_what_is_not_forecast_or_empty_does_not_count(exp, holes):
     common = ["backend=cpu", "init_from=run", "plots=false", "task.intervals=[0.8]"]
     ran(exp, "task=eval", *common, "output_dir=eval")
     tested = result(exp.path("eval"))
-    assert tested["data"]["intervals"] == {"from": "quantiles", "levels": [0.8]}
+    assert tested["data"]["intervals"] == {"from": "Quantiles", "levels": [0.8]}
     assert {name: tested["metrics"][name] for name in trained["metrics"]} == trained["metrics"]
     for name in ("metrics_per_channel.csv", "metrics_intervals_per_channel.csv"):
         assert [row["channel"] for row in table(exp.path("eval") / name)] == ["b b", "OT"]
@@ -139,7 +139,7 @@ def test_columns_and_heads_on_several_processes_and_resumed(exp, holes):
     ran(exp, *words, "output_dir=half", "resume=auto")
     assert result(exp.path("half"))["metrics"] == one
     assert losses(exp.path("half")) == losses(exp.path("one"))
-    for number, kind in enumerate(("model", "model task.intervals_calibrate=true", "conformal", "conformal")):
+    for kind in ("model", "model task.intervals_calibrate=true", "conformal"):
         ask = [
             "task=eval",
             "init_from=one",
@@ -148,8 +148,6 @@ def test_columns_and_heads_on_several_processes_and_resumed(exp, holes):
             *f"task.intervals_method={kind}".split(),
             "plots=false",
         ]
-        if number == 3:
-            ask += ["task.intervals_symmetric=false"]
         ran(exp, *ask, "output_dir=alone", "overwrite=true")
         ran(exp, *ask, "output_dir=both", "nproc=2", "overwrite=true")
         alone, both = (result(exp.path(name))["metrics"] for name in ("alone", "both"))
@@ -198,7 +196,7 @@ def test_the_prior_trains_in_two_phases_and_its_deviations_are_corrected(exp):
     for name, words in (("plain", ["task.intervals_calibrate=false"]), ("mended", [])):  # the correction is the default
         ran(exp, "backend=cpu", "task=eval", "init_from=run", ASKED, "task.intervals_method=model", *words,
             "plots=false", f"output_dir={name}")  # fmt: skip
-        assert result(exp.path(name))["data"]["intervals"]["from"] == "std"
+        assert result(exp.path(name))["data"]["intervals"]["from"] == "PosteriorDeviations"
         off.append(abs(result(exp.path(name))["metrics"]["coverage_80"] - 0.8))
     assert off[1] < off[0]
 

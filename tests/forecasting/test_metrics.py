@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from exp.distributed import Distributed
-from exp.forecasting.intervals import IntervalMetrics, Intervals
+from exp.forecasting.interval_metrics import IntervalMetrics
+from exp.forecasting.intervals import Intervals
 from exp.forecasting.metrics import Baselines, ForecastMetrics
+from exp.forecasting.outputs import Points
 
 
 @pytest.mark.parametrize("largest", [1e25, 1e-25])
@@ -54,7 +56,7 @@ def test_both_units_against_float64(largest, missing):
 @pytest.mark.parametrize("kind", ["errors", "errors where there is a truth", "intervals"])
 def test_a_rank_without_a_window_has_the_figures_of_all(kind):
     mean, std = torch.zeros(2).double(), torch.tensor([2.0, 4.0]).double()
-    intervals = Intervals("residuals", [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
+    intervals = Intervals(Points(), [0.5], [0.25, 0.5, 0.75], torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1))
     names = ["a", "b"]
     make = {
         "errors": lambda: ForecastMetrics(names, std),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exp.forecasting.keys import ForecastingModelConfig
+from exp.forecasting.keys import ForecastingModelConfig, OutputKeys
 from exp.plugins import Plugin
 
 __all__ = ["DLinearConfig", "SeasonalNaiveConfig", "plugin"]
 
 
 @dataclass
-class DLinearConfig(ForecastingModelConfig):
+class DLinearConfig(OutputKeys):
     """Keys of :class:`linear_forecasting.models.DLinear`."""
 
     _target_: str = "linear_forecasting.models.DLinear"

@@ -9,39 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from exp.errors import ConfigError
-from exp.forecasting.model import Forecaster, masked_difference, masked_mean
+from exp.forecasting.model import Forecaster
 
 __all__ = ["DLinear", "SeasonalNaive"]
 
 
-class _Forecast(Forecaster):
-    """A model whose loss is the squared error."""
-
-    def forecast(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, L, C) to (B, H, C)."""
-        raise NotImplementedError
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor | None = None,
-        observed: torch.Tensor | None = None,
-        mode: str = "tensor",
-        **_: Any,
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The forecast (B, H, C); with mode ``loss`` the mean squared error against ``y`` (B, H, C), over the cells in
-        which ``observed`` (B, H, C) is 1, or over all cells if it is None.
-        """
-        forecast = self.forecast(x)
-        if mode != "loss":
-            return forecast
-        assert y is not None
-        if observed is None:
-            return {"loss": F.mse_loss(forecast, y)}
-        return {"loss": masked_mean(masked_difference(forecast, y, observed).square(), observed)}
-
-
-class DLinear(_Forecast):
+class DLinear(Forecaster):
     """A linear layer for the trend, and one for the remainder (Zeng et al., AAAI 2023, arXiv 2205.13504).
 
     All series share both layers.
@@ -51,13 +24,16 @@ class DLinear(_Forecast):
         horizon: forecast rows of a window (H).
         channels: number of series (C).
         kernel: rows of the moving average that is the trend; at both ends the first and the last row are repeated.
+        **keys: output, loss and instance normalization (:class:`exp.forecasting.model.Forecaster`).
 
     Raises:
         ConfigError: the kernel is even.
     """
 
-    def __init__(self, lookback: int, horizon: int, channels: int, kernel: int = 25) -> None:
-        super().__init__()
+    default_loss = "l2"
+
+    def __init__(self, lookback: int, horizon: int, channels: int, kernel: int = 25, **keys: Any) -> None:
+        super().__init__(lookback, horizon, **keys)
         if kernel < 1 or kernel % 2 == 0:
             raise ConfigError(f"model.kernel={kernel} must be odd, so that the average has a middle")
         self.kernel = kernel
@@ -71,7 +47,7 @@ class DLinear(_Forecast):
         return (self.trend(trend) + self.rest(series - trend)).transpose(1, 2)
 
 
-class SeasonalNaive(_Forecast):
+class SeasonalNaive(Forecaster):
     """Repeats the last season; without weights.
 
     Args:

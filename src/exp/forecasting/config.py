@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from exp.forecasting.keys import ForecastingDataConfig, ForecastingModelConfig, IntervalKeys, PredictKeys
+from exp.forecasting.keys import (
+    ForecastingDataConfig,
+    ForecastingModelConfig,
+    IntervalKeys,
+    ModuleForecasterConfig,
+    PredictKeys,
+    QuantilesConfig,
+)
+from exp.forecasting.tasks import Calibrate
 from exp.forecasting.timebridge.keys import TimeBridgeConfig, TimeBridgePriorConfig
 from exp.plugins import Family, Plugin
 
@@ -14,9 +22,12 @@ _SMALL = (
 )  # fmt: skip
 plugin = Plugin(
     structures={
+        "model/forecaster": ModuleForecasterConfig,
+        "model/output/quantiles": QuantilesConfig,
         "model/timebridge": TimeBridgeConfig,
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
+        "task/calibrate": Calibrate,
     },
     keys={"task/eval": IntervalKeys, "task/predict": PredictKeys},
     families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},

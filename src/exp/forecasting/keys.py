@@ -37,6 +37,38 @@ class ForecastingModelConfig:
 
 
 @dataclass
+class OutputKeys(ForecastingModelConfig):
+    """Keys of a forecasting model with outputs (:class:`exp.forecasting.model.Forecaster`)."""
+
+    output: Any = None
+    """What the model gives, ``model/output=<choice>``, or {_target_: <path of a subclass of
+    exp.forecasting.outputs.Output>, <its keys>}; null: points."""
+    loss: Optional[str] = None
+    """Loss of points: ``l1``, ``l2`` or ``huber`` (of standardized errors, linear from 1 on); null: that of the model's
+    authors."""
+    instance_norm: Optional[bool] = None
+    """Whether each lookback is standardized by itself, and the forecast set back; null: as the model's authors do."""
+
+
+@dataclass
+class ModuleForecasterConfig(OutputKeys):
+    """A torch module of anybody's as a forecaster (:class:`exp.forecasting.model.ModuleForecaster`)."""
+
+    _target_: str = "exp.forecasting.model.ModuleForecaster"
+    module: Dict[str, Any] = field(default_factory=lambda: {"_target_": MISSING})
+    """``_target_``, a ``torch.nn.Module`` of a package in ``plugins`` or of yours, and its arguments."""
+
+
+@dataclass
+class QuantilesConfig:
+    """Quantiles at some levels (:class:`exp.forecasting.outputs.Quantiles`)."""
+
+    _target_: str = "exp.forecasting.outputs.Quantiles"
+    levels: List[float] = field(default_factory=lambda: [0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975])
+    """Levels of the quantiles, ascending; 0.5, the forecast, among them."""
+
+
+@dataclass
 class ForecastingDataConfig:
     """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
 
@@ -105,6 +137,11 @@ class ForecastingDataConfig:
     scaling: Optional[str] = None
     """What series are standardized by: ``robust``, median and interquartile range (over a Gaussian's) of the training
     rows; ``none``, nothing; null: mean and standard deviation."""
+    lower: Optional[float] = None
+    """Least value of a target, in the units of the file, such as 0: forecasts, quantiles and ends of intervals below it
+    are set to it; null: none."""
+    upper: Optional[float] = None
+    """Largest value of a target, likewise."""
     season: Optional[int] = None
     """Rows per season, for the seasonal naive forecast and the scale of MASE; null: by the calendar of the dates."""
     device_cache: Any = "auto"
@@ -121,13 +158,9 @@ class IntervalKeys:
     """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: no intervals."""
     intervals_method: Optional[str] = None
     """``conformal``: from the residuals of the validation split, for any model; ``model``: the model's own quantiles or
-    standard deviations; null: the model's quantiles if it has any, else ``conformal``."""
+    distribution; null: the model's own if its loss fits them, else ``conformal``."""
     intervals_calibrate: Optional[bool] = None
-    """Whether the model's own quantiles or standard deviations are corrected on the validation split; null: standard
-    deviations are, since a loss need not have fitted them to errors, and quantiles are not."""
-    intervals_symmetric: bool = True
-    """Whether the lower and the upper end use the same quantile of the absolute residual; false: separate quantiles of
-    the signed residual."""
+    """Whether the model's own quantiles are corrected on the validation split; null: if its loss does not fit them."""
 
 
 @dataclass

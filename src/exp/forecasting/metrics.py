@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 import torch
 
 from exp.errors import DataError
-from exp.forecasting.model import masked_difference
+from exp.forecasting.losses import masked_difference
 from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["Baselines", "ForecastMetrics", "SeriesIds", "WindowMetric"]
+__all__ = ["UNBOUNDED", "Baselines", "Bounds", "ForecastMetrics", "SeriesIds", "WindowMetric"]
 
 
 class SeriesIds(NamedTuple):
@@ -28,6 +28,16 @@ class SeriesIds(NamedTuple):
 
     names: Sequence[str]
     of_row: torch.Tensor
+
+
+class Bounds(NamedTuple):
+    """``data.lower`` and ``data.upper``, standardized, float64 (C,), of many series (S, C); None: there is none."""
+
+    lower: torch.Tensor | None = None
+    upper: torch.Tensor | None = None
+
+
+UNBOUNDED = Bounds()
 
 
 @dataclass
@@ -64,6 +74,7 @@ class WindowMetric(Metric):
     """Names of columns, to keep sums per column and step, too; None: only the totals."""
     many: SeriesIds | None = None
     """The series of the windows; None: there is one."""
+    bounds: Bounds = UNBOUNDED
     _of_row: torch.Tensor | None = None  # on the device
 
     def reset(self) -> None:
@@ -77,9 +88,11 @@ class WindowMetric(Metric):
         """Figures per series and per step of the horizon, if there are ``series``; call after ``compute``."""
         return self._tables
 
-    def _add(self, windows: Sequence[torch.Tensor], cells: Sequence[torch.Tensor]) -> None:
+    def _add(self, windows: Sequence[torch.Tensor], cells: Sequence[torch.Tensor], batch: Mapping[str, Any]) -> None:
         """Add a batch: figures of windows, (B,) each, and of cells, (B, H, C) each."""
         self._windows.append(torch.stack(list(windows)))
+        if self.many is not None:
+            self._indices.append(batch["index"])
         if self.series is not None:
             self._cell_batches.append(torch.stack([values.sum(dim=0) for values in cells]))
 
@@ -92,6 +105,13 @@ class WindowMetric(Metric):
             self._of_row = self.many.of_row.to(values.device)
         return values.index_select(0, self._of_row.index_select(0, batch["index"])).unsqueeze(1)
 
+    def _clip(self, forecast: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Forecasts (B, H, C) within the bounds."""
+        for bound, outer in zip(self.bounds, (torch.maximum, torch.minimum)):
+            if bound is not None:
+                forecast = outer(forecast, self._of_windows(bound.float(), batch))
+        return forecast
+
     def _totals(self, count: int, distributed: Distributed) -> list[float]:
         """Sums of ``count`` figures over all windows of all ranks."""
         totals = torch.zeros(count, dtype=torch.float64)
@@ -99,6 +119,15 @@ class WindowMetric(Metric):
             totals += torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
         sums: list[float] = distributed.sum(totals).tolist()
         return sums
+
+    def _series_totals(self, count: int, distributed: Distributed) -> torch.Tensor:
+        """Sums of ``count`` figures over the windows of each series, of all ranks, float64 (count, S)."""
+        assert self.many is not None
+        sums = torch.zeros(count, len(self.many.names), dtype=torch.float64)
+        if self._windows:
+            series = self.many.of_row[torch.cat(self._indices).cpu()].long()
+            sums.index_add_(1, series, torch.cat(self._windows, dim=1).cpu().double())
+        return distributed.sum(sums)
 
     def _cell_sums(self, distributed: Distributed) -> torch.Tensor:
         """Sums of the cells' figures over all windows of all ranks, float64; a rank may have no window."""
@@ -146,6 +175,8 @@ class ForecastMetrics(WindowMetric):
             that have one, so a window counts in proportion to them. None: every cell has a truth.
         baselines: the naive forecasts to compare with; None: no comparison.
         many: the series of a table, whose errors are then also kept one by one; None: there is one.
+        bounds: of the forecasts.
+        num_values: of each forecast (:attr:`exp.forecasting.outputs.Output.num_values`); None: outputs are points.
     """
 
     def __init__(
@@ -155,8 +186,10 @@ class ForecastMetrics(WindowMetric):
         scored: Sequence[int] | None = None,
         baselines: Baselines | None = None,
         many: SeriesIds | None = None,
+        bounds: Bounds = UNBOUNDED,
+        num_values: int | None = None,
     ) -> None:
-        self.many = many
+        self.many, self.bounds, self.num_values = many, bounds, num_values
         scale = None if baselines is None else baselines.scale
         if scored is not None:
             series = None if series is None else [series[position] for position in scored]
@@ -182,19 +215,20 @@ class ForecastMetrics(WindowMetric):
         self.reset()
 
     def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int]:
-        """That of the truth, (B, H, C)."""
+        """That of the truth, (B, H, C), or (B, H, C, D) with ``num_values``."""
         shape: Sequence[int] = batch["y"].shape
-        return shape
+        return shape if self.num_values is None else (*shape, self.num_values)
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
 
         Args:
-            outputs: forecasts (B, H, C), any floating dtype.
+            outputs: forecasts (B, H, C), or (B, H, C, D) with the points first; any floating dtype.
             batch: ``y`` (B, H, C) is the truth; with ``scored``, ``observed`` (B, H, C) is 1 where ``y`` has a truth;
                 with ``baselines``, ``x`` (B, L, C) is the lookback.
         """
-        error, observed = self._error(outputs.float(), batch)
+        points = outputs if outputs.dim() == 3 else outputs[..., 0]
+        error, observed = self._error(self._clip(points.float(), batch), batch)
         values = [error.square(), error.abs()]
         if self._relative is not None:
             scaled = error * self._of_windows(self._relative, batch)
@@ -209,9 +243,7 @@ class ForecastMetrics(WindowMetric):
             values.append(observed * (weights > 0))
         values += [self._error(forecast, batch)[0].square() for forecast in self._flat_forecasts(batch)]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
-        self._add([of_window(value, dim=(1, 2)) for value in [*values, observed]], [*values[:2], observed])
-        if self.many is not None:
-            self._indices.append(batch["index"])
+        self._add([of_window(value, dim=(1, 2)) for value in [*values, observed]], [*values[:2], observed], batch)
 
     def _error(self, forecast: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """For the scored series: the difference to the truth, and 1 where there is a truth, (B, H, scored) each."""
@@ -277,13 +309,7 @@ class ForecastMetrics(WindowMetric):
 
     def _by_series(self, distributed: Distributed) -> dict[str, torch.Tensor]:
         """The errors of each series, float64 (S,); NaN where it has no window with a truth, or no scale."""
-        assert self.many is not None
-        count = len(self.names) + len(self._other_names) + 1
-        sums = torch.zeros(count, len(self.many.names), dtype=torch.float64)
-        if self._windows:
-            series = self.many.of_row[torch.cat(self._indices).cpu()].long()
-            sums.index_add_(1, series, torch.cat(self._windows, dim=1).cpu().double())
-        sums = distributed.sum(sums)
+        sums = self._series_totals(len(self.names) + len(self._other_names) + 1, distributed)
         cells, factors = sums[-1], {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
         shown = [name for name in self.names if not name.endswith("naive")]
         result = {name: sums[self.names.index(name)] / cells * factors.get(name, 1.0) for name in shown}

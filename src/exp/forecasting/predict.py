@@ -16,6 +16,7 @@ from exp.distributed import Distributed
 from exp.draw.figure import label, literal_text, new_figure, title_and_legend
 from exp.engine.evaluate import batch_outputs
 from exp.engine.result import write_picture
+from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval, percent
 from exp.forecasting.refit import refit
@@ -101,9 +102,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         for row, (number, first) in enumerate(zip(index.tolist(), firsts.tolist())):
             dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
             windows[f"window_{number:05d}"] = _window_forecast(data, f"test window {number}", first, dates, values, row)
-    calibrated = data.intervals
-    if task.refit and calibrated is not None:
-        data.intervals = calibrated.with_model(session, refitted)
+    if data.intervals is not None:
+        refitted.gives_values = unwrapped(model).gives_values
     files = []
     if data.ids is None:
         (first,), (dates,), values = _future_arrays(session, data, refitted, [0])
@@ -113,7 +113,6 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         path = session.folder.path / "forecasts" / "future.csv"
         write_atomically(path, lambda file: _write_csv(file, _future_tables(session, data, refitted)))
         files.append(str(path.relative_to(session.folder.path)))
-    data.intervals = calibrated
     for name, window in windows.items():
         path = session.folder.path / "forecasts" / f"{name}.csv"
         table = wide_table(window, data.target_names)
@@ -189,14 +188,18 @@ def _forecast_arrays(
     outputs = batch_outputs(session, model, batch)
     if evaluator is not None:
         evaluator.update(outputs, batch)
-    tensors = {"forecast": outputs}
+    tensors = {"forecast": outputs if outputs.dim() == 3 else outputs[..., 0]}
     if data.intervals is not None:
-        quantiles = dict(data.intervals.quantiles(outputs.float(), data.intervals.distribution(batch)))
+        quantiles = dict(data.intervals.quantiles(outputs.float()))
         for level, lower, upper in data.intervals.central(quantiles):
             tensors.update({f"lo{percent(level)}": lower, f"hi{percent(level)}": upper})
     if "y" in batch:
         tensors["truth"] = batch["y"]
-    return {name: _to_file_units(data, values, rows) for name, values in tensors.items()}
+    arrays = {name: _to_file_units(data, values, rows) for name, values in tensors.items()}
+    for name, array in arrays.items():
+        if name != "truth" and (data.lower is not None or data.upper is not None):
+            arrays[name] = array.clip(data.lower, data.upper)
+    return arrays
 
 
 def _to_file_units(data: Any, values: torch.Tensor, rows: torch.Tensor) -> np.ndarray:

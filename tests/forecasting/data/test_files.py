@@ -234,7 +234,7 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
 def test_keys_of_intervals_are_judged_by_themselves():
     for changed, named in (
         ({"intervals_method": "nonsense"}, "task.intervals_method=nonsense"),
-        ({"intervals_symmetric": False}, "task.intervals_symmetric=false"),
+        ({"intervals_calibrate": True}, "task.intervals_calibrate=true"),
         ({"intervals": [80]}, "task.intervals: 80"),
     ):
         with pytest.raises(ConfigError, match=re.escape(named)):

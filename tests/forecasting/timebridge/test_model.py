@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from reference_timebridge import PlainTimeBridge, plain_loss
 
 from exp.errors import ConfigError
+from exp.forecasting.outputs import Quantiles
 from exp.forecasting.timebridge.layers import dropout
-from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss
+from exp.forecasting.timebridge.loss import TimeFrequencyLoss
 from exp.forecasting.timebridge.model import TimeBridge
 
 SMALL = {"channels": 3, "lookback": 48, "horizon": 12, "period": 6, "d_model": 16, "d_ff": 24, "num_heads": 4}
@@ -47,22 +48,29 @@ def test_forecast_loss_and_gradients_equal_those_of_the_plain_reference(batch, l
 
 
 def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
-    model = TimeBridge(**settings((1, 1, 0), quantiles=[0.1, 0.5, 0.9])).eval()
-    model.quantile_decoder[1].weight.data.mul_(-3.0)  # any order
-    forecast, quantiles = (model(batch["x"], batch["marks"], mode=mode) for mode in ("predict", "distribution"))
-    torch.testing.assert_close(quantiles[..., 1], forecast)
-    assert (quantiles.diff(dim=-1) >= 0).all()
-    error = batch["y"] - forecast
-    for level in (0.1, 0.9):
-        expected = 2 * torch.where(error > 0, level * error, (level - 1) * error).mean()
-        torch.testing.assert_close(quantile_loss([forecast], batch["y"], [level]), expected)
-    observed = (torch.rand(error.shape) < 0.5).float()
+    model = TimeBridge(**settings((1, 1, 0), output=Quantiles([0.1, 0.5, 0.9]))).eval()
+    forecast = model(batch["x"], batch["marks"])
+    model.gives_values = True
+    values = model(batch["x"], batch["marks"], mode="predict")
+    torch.testing.assert_close(values[..., 0], forecast)
+    torch.testing.assert_close(values[..., 2], forecast)
+    assert (values[..., 1:].diff(dim=-1) >= 0).all()
+    raw = model.raw_forecast(batch["x"], batch["marks"])
+    others = [forecast + other * raw.scale for other in raw.others.unbind(-1)]
+    assert (others[0] > others[1]).any()  # they cross
+    observed = (torch.rand(forecast.shape) < 0.5).float()
     observed[0] = 0.0
-    y = torch.where(observed > 0, batch["y"], torch.tensor(float("nan")))
-    each = [(e.abs() * k).sum() / max(k.sum(), 1) for e, k in zip(error, observed)]
-    torch.testing.assert_close(quantile_loss([forecast], y, [0.5], observed), torch.stack(each).mean())
-    losses = model(**{**batch, "y": y}, observed=observed, mode="loss")
-    assert all(torch.isfinite(loss) for loss in losses.values())
+    for known in (None, observed):
+        seen = torch.ones_like(forecast) if known is None else known
+        each = []
+        for level, quantile in zip((0.1, 0.9), others):
+            error = batch["y"] - quantile
+            pinball = torch.where(error > 0, level * error, (level - 1) * error) * seen
+            each += [2 * p.sum() / max(k.sum(), 1) for p, k in zip(pinball, seen)]
+        y = torch.where(seen > 0, batch["y"], torch.tensor(float("nan")))
+        losses = model(**{**batch, "y": y}, observed=known, mode="loss")
+        torch.testing.assert_close(losses["loss_quantiles"], torch.stack(each).mean())
+        assert torch.isfinite(losses["loss_forecast"])
 
 
 def test_losses_of_points_are_torchs_and_means_of_windows(batch):
@@ -103,9 +111,6 @@ def test_gradients_of_constant_series_are_finite(batch):
         ({"num_heads": 5}, "num_heads=5"),
         ({"stable_len": 17}, "stable_len=17"),
         ({"num_patches_out": 2, "downsampling_layers": 0}, "num_patches_out=2"),
-        ({"quantiles": [0.1, 0.9]}, "quantiles"),
-        ({"quantiles": [0.5, 0.1]}, "quantiles"),
-        ({"quantiles": [0.5, 1.5]}, "quantiles"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(wrong, named):

@@ -14,7 +14,8 @@ import torch
 from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions, Units
 from exp.data.fingerprint import file_fingerprint, shortened
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError
+from exp.forecasting.calibration import build_intervals
 from exp.forecasting.data.calendar import TIME_FEATURES, same_spacing, time_features
 from exp.forecasting.data.files import find_file
 from exp.forecasting.data.series import (
@@ -26,14 +27,16 @@ from exp.forecasting.data.series import (
 )
 from exp.forecasting.data.splits import split_rows
 from exp.forecasting.data.windows import WindowDataset
-from exp.forecasting.intervals import IntervalMetrics, Intervals, build_intervals
+from exp.forecasting.interval_metrics import IntervalMetrics
 from exp.forecasting.keys import ForecastingDataConfig
-from exp.forecasting.metrics import Baselines, ForecastMetrics, SeriesIds
+from exp.forecasting.metrics import Baselines, Bounds, ForecastMetrics, SeriesIds
 from exp.forecasting.model import Contract
+from exp.forecasting.outputs import Points
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.forecasting.data.series import Series
+    from exp.forecasting.intervals import Intervals
     from exp.metrics import Metric
     from exp.session import Session
 
@@ -56,6 +59,7 @@ class ForecastingData(Data):
             covariates may run ahead.
         num_marks: number of time features (M).
         intervals: intervals around forecasts (:meth:`calibrate`); None: there are none.
+        lower, upper: bounds of forecasts in the units of the file; None: there is none.
         config: the keys of ``data``.
         path: of the file.
         names: of the C series.
@@ -86,6 +90,7 @@ class ForecastingData(Data):
         self.config = config = ForecastingDataConfig(**keys)
         self.name, self.lookback, self.horizon = config.name, config.lookback, config.horizon
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
+        self.lower, self.upper = config.lower, config.upper
         self.path = find_file(config)
 
     def __getattr__(self, name: str) -> Any:
@@ -303,7 +308,7 @@ class ForecastingData(Data):
         task = session.config.task
         session.print(f"{self.path}: {self._season_text()}")
         session.on_model(functools.partial(self._check_model, session))
-        if task.get("intervals"):
+        if "intervals" in task:  # the tasks that forecast
             session.on_model(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
 
@@ -320,6 +325,8 @@ class ForecastingData(Data):
         """Compare with the model's contract; report its messages, and future values that it does not use."""
         contract = Contract.of(model)
         contract.check(self.example_batch(**vars(self.config)).train, len(self.scored))
+        if contract.output.is_count:
+            self._check_counts(type(contract.output).__name__)
         messages, covariates = [*contract.messages], self.config.future_covariates
         self._uses_future = contract.uses("future")
         if covariates is not None and not self._uses_future:
@@ -332,6 +339,25 @@ class ForecastingData(Data):
         for message in messages:
             session.print(message)
         self.notes = [*self.notes, *messages]
+
+    def _check_counts(self, output: str) -> None:
+        """Refuse a distribution of counts for what are none.
+
+        Raises:
+            ConfigError: the series are standardized.
+            DataError: a value is negative or no whole number.
+        """
+        if self.config.scaling != "none":
+            raise ConfigError(
+                f"model.output: {output} is of counts, in the units of the file; set data.scaling=none, and "
+                "model.instance_norm=true for a model that does not standardize each lookback by itself"
+            )
+        if self._baselines.zero is None:
+            raise DataError(
+                f"{self.path}: {output} is of counts, and {shortened(self.target_names)} have values that are negative "
+                "or no whole numbers; take another model/output"
+            )
+        self.lower = 0.0 if self.lower is None else self.lower  # also of what a correction has moved
 
     def check_truth(self, splits: Sequence[str]) -> None:
         """Refuse a split without a window, or in which no target has a value.
@@ -374,10 +400,22 @@ class ForecastingData(Data):
         names = self.names if detailed else None
         many = None if self.ids is None else SeriesIds(self.ids, self._series_of_row)
         scored = None if self._truth is None else self.scored
-        errors = ForecastMetrics(names, self.std, scored, self._baselines, many)
-        if self.intervals is None:
+        intervals, bounds = self.intervals, Bounds(*self.standardized_bounds())
+        width = None if intervals is None or isinstance(intervals.output, Points) else intervals.output.num_values
+        errors = ForecastMetrics(names, self.std, scored, self._baselines, many, bounds, width)
+        if intervals is None:
             return errors
-        return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored, many)]
+        about = self.mean, self.std, self.scored, many, self._baselines.scale, bounds
+        return [errors, IntervalMetrics(intervals, names, *about)]
+
+    def standardized_bounds(self) -> list[torch.Tensor | None]:
+        """``data.lower`` and ``data.upper``, standardized, float64 (C,), of many series (S, C); None: there is none."""
+        return [None if end is None else (end - self.mean) / self.std for end in (self.lower, self.upper)]
+
+    @property
+    def calibration(self) -> Mapping[str, Any] | None:
+        """The corrections of intervals that came with the weights (:mod:`exp.forecasting.calibration`)."""
+        return self._statistics.calibration
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""

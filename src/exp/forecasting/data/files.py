@@ -52,6 +52,8 @@ def preflight(data: Mapping[str, Any]) -> None:
             raise DataError(f"data.{key}={getattr(config, key)} must be at least {minimum}")
     if config.season is not None and config.season < 1:
         raise DataError(f"data.season={config.season} must be at least 1 (null: by the calendar of the dates)")
+    if config.lower is not None and config.upper is not None and config.lower >= config.upper:
+        raise DataError(f"data.lower={config.lower:g} must be below data.upper={config.upper:g}")
     _check_sizes(config)
     for key in ("static", "melt"):
         if getattr(config, key) and config.id_column is None:

@@ -270,6 +270,7 @@ class TrainingStatistics:
         ids: of the S series of a table; None: it was one series.
         static: mean and deviation over series of each static column, float64 (2, K); None: there are none.
         categories: the values of each static column of text.
+        calibration: corrections of intervals (``task=calibrate``); None: there are none.
     """
 
     name: str
@@ -288,6 +289,7 @@ class TrainingStatistics:
     ids: list[str] | None = None
     static: torch.Tensor | None = None
     categories: Mapping[str, list[str]] = field(default_factory=dict)
+    calibration: Mapping[str, Any] | None = None
 
     def matched(self, computed: TrainingStatistics) -> tuple[TrainingStatistics, int]:
         """These statistics for the series of other rows, by their ids; a new series has its own.

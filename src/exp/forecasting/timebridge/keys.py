@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import Optional
 
-from exp.forecasting.keys import ForecastingModelConfig
+from exp.forecasting.keys import OutputKeys
 
 __all__ = ["TimeBridgeConfig", "TimeBridgePriorConfig"]
 
@@ -13,7 +13,7 @@ __all__ = ["TimeBridgeConfig", "TimeBridgePriorConfig"]
 
 
 @dataclass
-class TimeBridgeConfig(ForecastingModelConfig):
+class TimeBridgeConfig(OutputKeys):
     """TimeBridge (:class:`exp.forecasting.timebridge.model.TimeBridge`; Liu et al., arXiv 2410.04442)."""
 
     _target_: str = "exp.forecasting.timebridge.model.TimeBridge"
@@ -43,12 +43,6 @@ class TimeBridgeConfig(ForecastingModelConfig):
     """Dropout probability of all other layers."""
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
-    loss: Optional[str] = None
-    """``l1``, ``l2`` or ``huber`` (of standardized errors, linear from 1 on); null: the authors' loss, in time and
-    frequency."""
-    quantiles: Optional[List[float]] = None
-    """Quantile levels with a head each, such as ``[0.025,0.1,0.5,0.9,0.975]``; 0.5 is the forecast. null: the forecast
-    alone."""
 
 
 @dataclass

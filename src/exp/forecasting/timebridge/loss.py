@@ -1,17 +1,16 @@
-"""The training losses: mean absolute error in time and in frequency, and the pinball loss of quantile heads."""
+"""The loss of TimeBridge: mean absolute error in time and in frequency."""
 
 from __future__ import annotations
 
 import math
-from typing import Sequence
 
 import torch
 from torch import nn
 
-from exp.forecasting.model import PointLoss, masked_difference, masked_mean
+from exp.forecasting.losses import PointLoss, masked_difference, masked_mean
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["TimeFrequencyLoss", "dft_matrix", "make_loss", "quantile_loss", "uncross_quantiles"]
+__all__ = ["TimeFrequencyLoss", "dft_matrix", "make_loss"]
 
 # Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger.
 _TINY = 1e-30
@@ -59,7 +58,7 @@ class TimeFrequencyLoss(nn.Module):
 
         ``observed`` (B, H, C) is 1 where there is a truth, else 0; None: 1 everywhere. The difference is 0 where there
         is no truth. Means are over each window's cells with a truth (in time) or its series with a truth (in
-        frequency), and then over windows (:func:`exp.forecasting.model.masked_mean`).
+        frequency), and then over windows (:func:`exp.forecasting.losses.masked_mean`).
         """
         with autocast_disabled(prediction.device.type):
             if observed is not None:
@@ -84,7 +83,7 @@ def make_loss(name: str | None, horizon: int, alpha: float) -> nn.Module:
     """The loss of points that ``model.loss`` names.
 
     Args:
-        name: of :class:`exp.forecasting.model.PointLoss`; None: :class:`TimeFrequencyLoss`.
+        name: of :class:`exp.forecasting.losses.PointLoss`; None: :class:`TimeFrequencyLoss`.
         horizon: time steps H.
         alpha: see :class:`TimeFrequencyLoss`.
 
@@ -92,47 +91,3 @@ def make_loss(name: str | None, horizon: int, alpha: float) -> nn.Module:
         ConfigError: there is no such loss.
     """
     return TimeFrequencyLoss(horizon, alpha) if name is None else PointLoss(name)
-
-
-def quantile_loss(
-    others: Sequence[torch.Tensor], y: torch.Tensor, levels: Sequence[float], observed: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Twice the pinball loss (Koenker and Bassett, Econometrica 46(1), 1978), averaged over levels, 0-dim, float32.
-
-    Twice, so that the loss of the median is the mean absolute error.
-
-    Args:
-        others: a quantile for each level, (B, H, C) each.
-        y: (B, H, C), the truth.
-        levels: quantile levels, between 0 and 1.
-        observed: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
-    """
-    losses = []
-    for quantile, tau in zip(others, levels):
-        error = y - quantile if observed is None else masked_difference(y, quantile, observed)
-        loss = torch.maximum(tau * error, (tau - 1.0) * error)
-        losses.append(loss.mean() if observed is None else masked_mean(loss, observed))
-    return 2.0 * torch.stack(losses).mean()
-
-
-def uncross_quantiles(forecast: torch.Tensor, others: Sequence[torch.Tensor], median: int) -> list[torch.Tensor]:
-    """Make quantiles ascend, with the forecast as the median.
-
-    From the median outwards each is moved to be at least as far out as the one before it; the forecast is unchanged.
-    This needs only minimum and maximum, which every card has; not every card can sort.
-
-    Args:
-        forecast: any shape.
-        others: the other quantiles, same shape, ascending levels; the first ``median`` of them are below the median.
-        median: position of the median among all quantiles.
-
-    Returns:
-        All quantiles, ascending, of the shape of ``forecast``.
-    """
-    lower = [forecast]
-    for quantile in reversed(others[:median]):
-        lower.append(torch.minimum(lower[-1], quantile))
-    upper = [forecast]
-    for quantile in others[median:]:
-        upper.append(torch.maximum(upper[-1], quantile))
-    return [*reversed(lower), *upper[1:]]

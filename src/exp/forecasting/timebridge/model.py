@@ -15,19 +15,14 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError
-from exp.forecasting.model import Forecaster
+from exp.forecasting.model import Forecaster, in_float32, split_heads
+from exp.forecasting.outputs import RawForecast
 from exp.forecasting.timebridge import layers
 from exp.forecasting.timebridge.keys import TimeBridgeConfig
-from exp.forecasting.timebridge.loss import make_loss, quantile_loss, uncross_quantiles
-from exp.hardware.compat import autocast_disabled
+from exp.forecasting.timebridge.loss import make_loss
 from exp.models.base import best_prefix
 
-__all__ = ["STD_EPS", "TimeBridge", "in_float32", "linear_head", "standardize_lookback"]
-
-
-# Added to the standard deviation (not to the variance), as in the authors' code.
-STD_EPS = 1e-5
-_MEDIAN = 0.5
+__all__ = ["TimeBridge", "linear_head"]
 
 
 class TimeBridge(Forecaster):
@@ -46,15 +41,16 @@ class TimeBridge(Forecaster):
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
+    default_instance_norm = True
 
     def __init__(self, **keys: Any) -> None:
-        super().__init__()
-        self.config = config = self.config_class(**keys)
+        super().__init__(output=keys.get("output"), instance_norm=keys.get("instance_norm"))
+        self.config = config = self.config_class(**{**keys, "output": None})
         patches = max(config.lookback // max(config.period, 1), 1)  # as in the authors' code
         patches_out = patches if config.num_patches_out is None else config.num_patches_out
         _check(config, patches, patches_out)
-        self.channels, self.quantiles = config.channels, config.quantiles
-        self.unverifiable_keys = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
+        self.channels = config.channels
+        self.unverifiable_keys = ["num_heads", "stable_len"]
         self.uses_time_features = config.cointegrated_layers > 0
         if 0 < config.period < config.lookback and config.lookback % config.period:
             self.messages = [
@@ -70,10 +66,9 @@ class TimeBridge(Forecaster):
         self.encoder = layers.Encoder(stack)
         self.token_elements = patches_out * config.d_model
         self.decoder = linear_head(self.token_elements, config.horizon)
-        self.loss = make_loss(config.loss, config.horizon, config.alpha)
-        if config.quantiles is not None:
-            self.distribution = "quantiles"
-            self.quantile_decoder = linear_head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)
+        self.point_loss = make_loss(config.loss, config.horizon, config.alpha)
+        if self.output.num_others:
+            self.output_decoder = linear_head(self.token_elements, self.output.num_others * config.horizon)
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Rename the weights of the variant to ours; a model without a prior takes the forecaster's weights alone."""
@@ -88,7 +83,7 @@ class TimeBridge(Forecaster):
         encoders = [module for module in self.modules() if isinstance(module, layers.Encoder)]
         return [layer for encoder in encoders for layer in encoder.attn_layers]
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: torch.Tensor,
         marks: torch.Tensor,
@@ -97,57 +92,28 @@ class TimeBridge(Forecaster):
         mode: str = "tensor",
         **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Forecast, or its loss.
+        """See :meth:`exp.forecasting.model.Forecaster.forward`.
 
         Args:
             x: (B, L, C), the lookback.
             marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
             y: (B, H, C), the truth; only for the loss.
             observed: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
-            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"distribution"`` if
-                ``distribution`` is set (:class:`exp.forecasting.model.Forecaster`).
-
-        Returns:
-            The terms of the loss by name, such as ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or the
-            distribution, such as quantiles (B, H, C, Q).
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"``.
         """
-        if mode in ("predict", "tensor"):
-            return self._forecast(x, marks)
-        if mode == "distribution" and self.distribution is not None:
-            return self.predict_distribution(x, marks)
-        assert mode == "loss"
-        assert y is not None
-        return self.losses(x, marks, y, observed)
+        return super().forward(x, y, observed, mode, marks=marks)
 
-    def losses(
-        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, observed: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        """The terms of the loss by name, 0-dim each; arguments as for :meth:`forward`."""
-        if self.quantiles is None:
-            return {"loss": self.loss(self._forecast(x, marks), y, observed)}
-        forecast, others = self._heads(x, marks)
-        levels = [tau for tau in self.quantiles if tau != _MEDIAN]
-        return {
-            "loss_forecast": self.loss(forecast, y, observed),
-            "loss_quantiles": quantile_loss(others, y, levels, observed),
-        }
-
-    def predict_distribution(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        """Quantiles (B, H, C, Q) around the forecast, which do not cross; arguments as for :meth:`forward`."""
-        assert self.quantiles is not None
-        return torch.stack(uncross_quantiles(*self._heads(x, marks), self.quantiles.index(_MEDIAN)), dim=-1)
-
-    def _heads(self, x: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The forecast and the other quantiles, which may cross, (B, H, C) each."""
-        series, mean, std = standardize_lookback(x)
+    def raw_forecast(self, x: torch.Tensor, marks: torch.Tensor) -> RawForecast:  # type: ignore[override]
+        """See :meth:`exp.forecasting.model.Forecaster.raw_forecast`; a head gives each number that the output needs."""
+        series, mean, std = self.standardize(x)
         tokens = self.encode(series, marks)
-        forecast = in_float32(self.decoder, tokens).transpose(1, 2) * std + mean
-        others = in_float32(self.quantile_decoder, tokens).split(self.config.horizon, dim=-1)
-        return forecast, [forecast + other.transpose(1, 2) * std for other in others]
+        points = in_float32(self.decoder, tokens).transpose(1, 2) * std + mean
+        return RawForecast(points, self._others(tokens), std)
 
-    def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        series, mean, std = standardize_lookback(x)
-        return in_float32(self.decoder, self.encode(series, marks)).transpose(1, 2) * std + mean
+    def _others(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        if not self.output.num_others:
+            return None
+        return split_heads(in_float32(self.output_decoder, tokens), self.config.horizon)
 
     def encode(self, series: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Tokens of standardized series.
@@ -166,7 +132,7 @@ class TimeBridge(Forecaster):
 
     def is_new_head(self, name: str) -> bool:
         """Whether weights may be missing in a checkpoint: those of the heads, which depend on the horizon."""
-        return name.startswith(("decoder.", "quantile_decoder."))
+        return name.startswith(("decoder.", "output_decoder."))
 
 
 def linear_head(tokens: int, steps: int) -> nn.Sequential:
@@ -174,32 +140,8 @@ def linear_head(tokens: int, steps: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(-2), nn.Linear(tokens, steps, bias=False))
 
 
-def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Apply ``head`` without autocast, float32 (..., steps): a forecast must not be rounded to half precision."""
-    with autocast_disabled(tokens.device.type):
-        output: torch.Tensor = head(tokens.float())
-    return output
-
-
-@torch.no_grad()
-def standardize_lookback(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Standardize each series by its mean and (unbiased) standard deviation over the lookback, without gradients.
-
-    Args:
-        x: (B, L, C).
-
-    Returns:
-        The standardized series (B, L, C), mean (B, 1, C) and standard deviation (B, 1, C).
-    """
-    mean = x.mean(1, keepdim=True)
-    std = x.std(1, keepdim=True)
-    return (x - mean) / (std + STD_EPS), mean, std
-
-
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
     """Refuse contradictory keys for which torch raises no error, or a misleading one."""
-    levels = [] if config.quantiles is None else list(config.quantiles)
-    valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})
     for holds, wrong in (
         (config.lookback >= config.period, f"period={config.period} is longer than lookback={config.lookback}"),
         (config.lookback % patches == 0, f"period={config.period} makes {patches} patches, which do not divide "
@@ -210,8 +152,6 @@ def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
                                               f"d_model={config.d_model}"),
         (config.downsampling_layers or patches_out == patches, f"num_patches_out={patches_out} needs "
                                                                f"downsampling_layers; all patches are {patches}"),
-        (not levels or (levels == valid and len(levels) > 1), f"quantiles={levels} must ascend between 0 and 1, with "
-                                                              "0.5, which is the forecast, and another one"),
     ):  # fmt: skip
         if not holds:
             raise ConfigError(f"model.{wrong}")

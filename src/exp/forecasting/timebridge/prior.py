@@ -23,17 +23,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any, ClassVar
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar, Mapping
 
 import torch
 from torch import nn
 
 from exp.errors import ConfigError
+from exp.forecasting.model import STD_EPS, in_float32
+from exp.forecasting.outputs import PosteriorDeviations, RawForecast
 from exp.forecasting.timebridge.density import gaussian_log_density, noise_log_density
 from exp.forecasting.timebridge.hmm import Regimes
 from exp.forecasting.timebridge.keys import TimeBridgePriorConfig
 from exp.forecasting.timebridge.loss import make_loss
-from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, in_float32, linear_head, standardize_lookback
+from exp.forecasting.timebridge.model import TimeBridge, linear_head
 from exp.hardware.compat import autocast_disabled
 
 __all__ = ["MAX_DEVIATION", "LatentMLPs", "StationaryPrior", "TimeBridgePrior"]
@@ -86,7 +90,8 @@ class TimeBridgePrior(TimeBridge):
         self.past_decoder = linear_head(self.token_elements, config.lookback)
         self.past_loss = make_loss(config.loss, config.lookback, config.alpha)
         if config.prior or config.sampling:
-            self.distribution = "std"
+            if keys.get("output") is None:
+                self.output = PosteriorDeviations()
             backbone_keys = {field.name for field in fields(TimeBridge.config_class)} - {"_target_"}
             self.scale = TimeBridge(**{key: getattr(config, key) for key in backbone_keys})
             self.past_scale = linear_head(self.token_elements, config.lookback)
@@ -107,11 +112,6 @@ class TimeBridgePrior(TimeBridge):
 
     @staticmethod
     def _check(config: TimeBridgePriorConfig) -> None:
-        if config.quantiles is not None:
-            raise ConfigError(
-                "model.quantiles: the variant with a prior has standard deviations, not quantiles; leave them out, or "
-                "use model=timebridge"
-            )
         if config.stationary_ratio > 1.0:
             raise ConfigError(f"model.stationary_ratio={config.stationary_ratio} is not a share; set one from 0 to 1")
         if config.lags >= config.lookback:
@@ -131,19 +131,26 @@ class TimeBridgePrior(TimeBridge):
         if self._frozen and self.prior and self.stationary < self.channels:
             self.regimes.freeze()
 
-    def predict_distribution(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        """Standard deviation of each latent of the horizon around the forecast, (B, H, C), in the units of ``x``.
+    def raw_forecast(self, x: torch.Tensor, marks: torch.Tensor) -> RawForecast:  # type: ignore[override]
+        """See :meth:`exp.forecasting.model.Forecaster.raw_forecast`.
 
-        It is that of q(z | x), which no term of the loss fits to residuals: it may be far from them.
+        Without ``model.output`` the standard deviations are those of q(z | x), in the units of ``x``; no term of the
+        loss fits them to residuals: they may be far from them. They cost a second network, which runs if they are used.
         """
-        series, _, std = standardize_lookback(x)
+        raw = super().raw_forecast(x, marks)
+        if not isinstance(self.output, PosteriorDeviations) or not self.gives_values:
+            return raw
+        series, _, std = self.standardize(x)
         log_variance = in_float32(self.scale.decoder, self.scale.encode(series, marks)).transpose(1, 2)
-        return torch.exp(0.5 * (log_variance + self.log_variance_shift)) * std
+        return raw._replace(others=(torch.exp(0.5 * (log_variance + self.log_variance_shift)) * std).unsqueeze(-1))
+
+    def _others(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        return None if isinstance(self.output, PosteriorDeviations) else super()._others(tokens)
 
     def losses(
-        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, observed: torch.Tensor | None = None
+        self, x: torch.Tensor, y: torch.Tensor, observed: torch.Tensor | None, inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The weighted terms of the loss by name, 0-dim each; arguments as for :meth:`forward`.
+        """The weighted terms of the loss by name, 0-dim each.
 
         ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``,
         ``loss_nonstationary_kl`` and ``loss_hmm``. Where ``y`` has no truth, the regimes see the last value of the
@@ -151,7 +158,8 @@ class TimeBridgePrior(TimeBridge):
         """
         if observed is not None:
             y = torch.where(observed > 0, y, x[:, -1:].expand_as(y))
-        series, mean, std = standardize_lookback(x)
+        marks = inputs["marks"]
+        series, mean, std = self.standardize(x)
         tokens = self.encode(series, marks)
         heads = (self.past_decoder, self.decoder)
         latent_mean = torch.cat([in_float32(head, tokens) for head in heads], dim=-1).transpose(1, 2)
@@ -165,8 +173,9 @@ class TimeBridgePrior(TimeBridge):
             z = latent_mean + torch.exp(0.5 * log_variance) * torch.randn_like(latent_mean)
         decoded = z * std + mean
         lookback = x.shape[1]
+        raw = RawForecast(decoded[:, lookback:], self._others(tokens), std)
         terms = {
-            "forecast": self.loss(decoded[:, lookback:], y, observed),
+            "forecast": reduce(add, self.output.losses(raw, y, observed, self.point_loss).values()),
             "reconstruction": self.past_loss(decoded[:, :lookback], x),
         }
         if self.prior and log_variance is not None:
