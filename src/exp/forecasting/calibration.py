@@ -40,9 +40,6 @@ from exp.forecasting.outputs import Output, Points
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["ConformityScores", "build_intervals", "calibrate", "check_num_scores", "conformal_bound",
-           "write_calibrated"]  # fmt: skip
-
 
 _FILE_KEYS = (
     "name", "root", "file", "archive_folder", "split", "val_size", "test_size", "val_start", "test_start", "header",

@@ -14,8 +14,6 @@ from exp.forecasting.tasks import Calibrate
 from exp.forecasting.timebridge.keys import TimeBridgeConfig, TimeBridgePriorConfig
 from exp.plugins import Family, Plugin
 
-__all__ = ["plugin"]
-
 _SMALL = (
     "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",
     "global_batch_size=32",

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from exp.forecasting.outputs import Distribution, RawForecast, log_gamma_remainder
 
-__all__ = ["NegativeBinomial", "Poisson"]
-
 _EXACT = 32  # counts that are summed one by one
 _BINS = 64  # bins for larger ones, within this many standard deviations of the mean:
 _WIDTH = 8.0

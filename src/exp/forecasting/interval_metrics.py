@@ -13,8 +13,6 @@ from exp.forecasting.metrics import UNBOUNDED, Bounds, SeriesIds, WindowMetric
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["IntervalMetrics"]
-
 
 class IntervalMetrics(WindowMetric):
     """Metrics of intervals and quantiles, over all windows, steps and channels whose truth is known.

@@ -9,9 +9,6 @@ import torch
 
 from exp.forecasting.outputs import Output, uncross
 
-__all__ = ["SCORED_LEVELS", "Interval", "Intervals", "central_pairs", "percent", "quantile_levels"]
-
-
 # Central intervals that CRPS and WQL are computed from, independent of `task.intervals`; with the median, 19 quantiles.
 SCORED_LEVELS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 

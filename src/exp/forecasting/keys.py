@@ -11,9 +11,6 @@ from omegaconf import MISSING
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["SPLITS", "ForecastingDataConfig", "ForecastingModelConfig", "IntervalKeys", "PredictKeys", "check_task",
-           "interval_levels"]  # fmt: skip
-
 SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "test_only")
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 

@@ -7,8 +7,6 @@ from torch import nn
 
 from exp.errors import ConfigError
 
-__all__ = ["PointLoss", "masked_difference", "masked_mean"]
-
 
 def masked_difference(prediction: torch.Tensor, truth: torch.Tensor, observed: torch.Tensor) -> torch.Tensor:
     """``prediction - truth``, and 0 without gradient where there is no truth.

@@ -15,8 +15,6 @@ from exp.metrics import Metric, Table
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["UNBOUNDED", "Baselines", "Bounds", "ForecastMetrics", "SeriesIds", "WindowMetric"]
-
 
 class SeriesIds(NamedTuple):
     """The series of a table.

@@ -15,8 +15,6 @@ from exp.forecasting.outputs import Output, Points, RawForecast
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model
 
-__all__ = ["Contract", "Forecaster", "ModuleForecaster", "in_float32", "standardize_lookback"]
-
 _INPUTS = ("x", "marks", "future", "static", "observed")  # keys of a batch
 STD_EPS = 1e-5
 """Added to the standard deviation of a lookback (not to its variance), as in TimeBridge's and RevIN's code."""

@@ -20,9 +20,6 @@ from torch.nn import functional as F
 from exp.errors import ConfigError
 from exp.forecasting.losses import masked_difference, masked_mean
 
-__all__ = ["Distribution", "Normal", "Output", "Points", "PosteriorDeviations", "Quantiles", "RawForecast", "StudentT",
-           "log_gamma_remainder", "uncross"]  # fmt: skip
-
 PointLossFunction = Callable[..., torch.Tensor]
 
 _MIN_SCALE = 0.1  # of a lookback in which nothing changes, in standard deviations of the series

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["Forecast", "backtest_table", "draw_forecast", "predict", "round_values", "split_channels", "wide_table"]
-
 # Digits after the first digit of the standard deviation: within float32's precision, and a truth reads as in the file.
 _DIGITS = 5
 

@@ -21,8 +21,6 @@ from exp.models.base import Model
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["refit"]
-
 _TRAINING_KEYS = ("optim", "schedule", "hooks", "accumulate", "global_batch_size", "dropout_by_sample")
 
 

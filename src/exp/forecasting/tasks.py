@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = ["Calibrate"]
-
 
 @dataclass
 class Calibrate(IntervalKeys, Task):

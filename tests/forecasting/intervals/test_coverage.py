@@ -88,7 +88,11 @@ def filled(metrics, model, windows, order, size):
 
 @pytest.mark.parametrize(
     ("output", "noise", "width"),
-    [(Points(), skewed, 2 * 3.0), (PosteriorDeviations(), gaussian, 2 * Z95), (Quantiles(QUANTILES), gaussian, 2 * Z95)],
+    [
+        (Points(), skewed, 2 * 3.0),
+        (PosteriorDeviations(), gaussian, 2 * Z95),
+        (Quantiles(QUANTILES), gaussian, 2 * Z95),
+    ],
 )
 def test_calibrated_intervals_cover_at_every_step_and_channel(output, noise, width):
     """Noise of any distribution; also where the model says half of the deviation that there is."""

@@ -10,8 +10,6 @@ from typing import Any, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-__all__ = ["TIME_FEATURES", "Calendar", "Grid", "same_spacing", "time_features"]
-
 TIME_FEATURES = {"hour": (0, 23), "day_of_week": (0, 6), "day": (1, 31), "day_of_year": (1, 366)}
 """The parts of a date that models get, by their names in pandas, with the lowest and the highest value."""
 _SPACING_TOLERANCE = 1.12  # ratio of distances that count as equal: months have 28 to 31 days

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["ForecastingData", "WindowDataset"]
-
 
 class ForecastingData(Data):
     """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
@@ -318,7 +316,9 @@ class ForecastingData(Data):
         text = self.calendar.text if self.calendar else "there are no dates"
         if self.config.season is not None:
             return f"{text}; a season has {season} rows by data.season"
-        reason = "too few training rows for a season" if season < inferred else "data.season sets another season"
+        if season == inferred:
+            return text
+        reason = "too few training rows for a season" if season < inferred else "the weights have another season"
         return f"{text}; {reason}"
 
     def _check_model(self, session: Session, model: torch.nn.Module) -> None:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from exp.forecasting.data.files import Header
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["Dates", "parse_column", "parse_dates", "read_dates"]
-
 # Formats of a day ("-" stands for the separator of the column) and of a time of day.
 _DAY_FORMATS = ("%Y-%m-%d", "%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d-%b-%Y", "%d-%b-%y",
                 "%y-%b-%d", "%Y-%m", "%Y%m%d")  # fmt: skip

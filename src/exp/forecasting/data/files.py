@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, TextIO
 
 from exp.data.fingerprint import folder_listing, sample_folder, shortened
 from exp.errors import DataError, UnavailableError
-from exp.forecasting.keys import SPLITS, ForecastingDataConfig, check_task
+from exp.forecasting.keys import SPLITS, ForecastingDataConfig
+from exp.forecasting.keys import check_task as check_task  # the preflight module has it
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["SAVE_ADVICE", "Columns", "Header", "check_task", "describe_layout", "find_date_column", "find_file",
-           "open_text", "preflight", "read_header", "select_columns", "table_header", "take_input"]  # fmt: skip
 
 
 def preflight(data: Mapping[str, Any]) -> None:

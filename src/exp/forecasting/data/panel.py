@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from exp.forecasting.data.files import Header
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["Layout", "arrange", "empty_cells", "melt", "static_columns"]
-
 _MOST_INSERTED = 10  # rows that gaps may add, relative to those of the file: more come from mistaken dates
 
 

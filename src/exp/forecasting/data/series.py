@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["Column", "Series", "TrainingStatistics", "add_derived_columns", "compute_statistics", "outlier_warnings",
-           "read_series"]  # fmt: skip
-
 _FLOAT32_MAX = np.finfo(np.float32).max
 _EMPTY = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A"]
 

@@ -11,8 +11,6 @@ from exp.errors import DataError
 if TYPE_CHECKING:
     from exp.forecasting.keys import ForecastingDataConfig
 
-__all__ = ["num_windows", "split_rows"]
-
 _ROWS_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
 
 

@@ -10,8 +10,6 @@ from torch.utils.data import Dataset
 
 from exp.forecasting.data.splits import num_windows
 
-__all__ = ["WindowDataset"]
-
 # Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
 _DEVICE_FRACTION, _DEVICE_BYTES = 1 / 16, 2**28
 # Irrational steps, whose fractions are spread evenly over samples and epochs (the R2 sequence).

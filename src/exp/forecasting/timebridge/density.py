@@ -27,8 +27,6 @@ from torch.autograd.function import once_differentiable
 
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["DERIVATIVE_FLOOR", "NEGATIVE_SLOPE", "gaussian_log_density", "log_square", "noise_log_density"]
-
 # Slope of LeakyReLU for negative values, as in the variant.
 NEGATIVE_SLOPE = 0.2
 

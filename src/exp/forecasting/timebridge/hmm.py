@@ -26,8 +26,6 @@ from torch.nn import functional as F
 
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["LOG_FLOOR", "MIN_STD", "Regimes", "log_likelihood", "viterbi"]
-
 # Smallest log-probability: far below that of any real observation, and about 1e8 of them sum without overflow.
 LOG_FLOOR = -1e30
 # Lower bound of an emission's standard deviation.

@@ -7,8 +7,6 @@ from typing import Optional
 
 from exp.forecasting.keys import OutputKeys
 
-__all__ = ["TimeBridgeConfig", "TimeBridgePriorConfig"]
-
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 

@@ -14,8 +14,6 @@ from exp.forecasting.timebridge.keys import TimeBridgeConfig
 from exp.hardware.compat import has_fused_attention
 from exp.models.dropout import Dropout, per_sample_active, sample_mask
 
-__all__ = ["CointegratedAttention", "Encoder", "IntegratedAttention", "PatchDownsampling", "PatchEmbedding"]
-
 
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, owner: nn.Module | None = None

@@ -10,8 +10,6 @@ from torch import nn
 from exp.forecasting.losses import PointLoss, masked_difference, masked_mean
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["TimeFrequencyLoss", "dft_matrix", "make_loss"]
-
 # Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger.
 _TINY = 1e-30
 

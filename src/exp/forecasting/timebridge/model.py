@@ -22,8 +22,6 @@ from exp.forecasting.timebridge.keys import TimeBridgeConfig
 from exp.forecasting.timebridge.loss import make_loss
 from exp.models.base import best_prefix
 
-__all__ = ["TimeBridge", "linear_head"]
-
 
 class TimeBridge(Forecaster):
     """TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442); weights have the names of the authors' code.

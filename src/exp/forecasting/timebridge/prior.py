@@ -40,9 +40,6 @@ from exp.forecasting.timebridge.loss import make_loss
 from exp.forecasting.timebridge.model import TimeBridge, linear_head
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["MAX_DEVIATION", "LatentMLPs", "StationaryPrior", "TimeBridgePrior"]
-
-
 # Values of the horizon are clamped to this many standard deviations (of the lookback) before the regimes see them.
 #
 # Over a flat lookback any change is 1e5 standard deviations; squared in an emission, a few steps would dominate the
