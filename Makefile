@@ -27,7 +27,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -p tests.progress -o 
 # Files in the order of tests/conftest.py; xdist's own would begin those of the longest tests, which are few, last.
 BY_FILE = --dist loadfile $(if $(filter 8,$(MINOR)),,--no-loadscope-reorder)
 
-.PHONY: demo test test-all test-rest test-legacy test-vendors lint site setup wheel-check clean
+.PHONY: demo test test-all test-rest test-pages test-legacy test-vendors lint site setup wheel-check clean
 
 demo: setup
 	@$(VENV)/bin/python -m exp $(ARGS)
@@ -40,9 +40,14 @@ test: setup
 test-all: setup $(REFERENCE)
 	@$(PYTEST) $(BY_FILE) $(ARGS)
 
-# Of .ci/run: what `make test` has left; what the oldest Python and torch are tested with.
+# Of .ci/run: what `make test` has left, except the pages' commands; what the oldest Python and torch are tested with.
 test-rest: setup $(REFERENCE)
-	@$(PYTEST) $(BY_FILE) -m extended $(ARGS)
+	@$(PYTEST) $(BY_FILE) -m "extended and not pages" $(ARGS)
+
+# Every command of every page, as far as this machine can run it; .ci/run does not wait for it. build/pages says what each other one needs.
+test-pages: setup
+	@$(PYTEST) $(BY_FILE) -m pages $(ARGS)
+	@cat build/pages/*.txt
 
 test-legacy: setup
 	@$(PYTEST) --dist worksteal -m legacy $(ARGS)

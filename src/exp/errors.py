@@ -181,7 +181,7 @@ def as_exp_error(error: BaseException, folder: Path | None = None, usage: bool =
         return RunError("too many files are open; raise the limit (ulimit -n), or lower data.num_workers")
     where = ": ".join(str(part) for part in (error.filename or folder, error.strerror) if part is not None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return RunError(f"cannot write {where}; make space, or set output_dir, and go on with resume=auto")
+        return RunError(f"cannot write {where}; free some space, or set output_dir, and continue with resume=auto")
     if number in _UNUSABLE_PATH or usage:
         kind = ConfigError if usage else RunError
         return kind(f"cannot use {where}; correct the path (such as output_dir), or its permissions")

@@ -23,6 +23,7 @@ from tests.docs.home import make_home
 __all__ = ["ELSEWHERE", "GROUPS", "IMAGE_GROUPS", "PAGES", "ROOT", "lines_of", "try_pages"]
 
 ROOT = Path(__file__).parents[2]
+LISTS = ROOT / "build" / "pages"  # by group: how many commands ran, and which need what is not here
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 # Pages whose commands build on one another, in the order of a reader.
@@ -44,19 +45,19 @@ ELSEWHERE = {
     "tests/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
     "tests/test_python.py": ["python"],
 }
-# Commands that are composed here, and not run.
-NOT_HERE = (
-    r"backend=gcu(?!_simulated)(?!.*simulate=true)",  # there is no such card
-    r"backend=(accelerator|cuda|rocm)",
-    r"launcher=submitit(?!.*dry_run)",  # there is no Slurm; tests/slurm starts one
-    r"task=(qualify|operators|collectives|speed)",  # an hour; tests/checks/test_qualify.py has small ones
-    r"task=attach",  # there is no job; tests/slurm submits one
-    r"task=watch",  # it needs a run that goes on: tests/behaviour/test_watch.py
-    r"launcher=external",  # a launcher outside starts it; see tests/launcher/test_external.py
-    r"init_from=(timm|hf):",  # there is no network; tests/behaviour has a hub of its own
-    r"task\.store=outputs/m_eurosat",  # features of weights that are not here
-    r"launcher\.nnodes=2",  # on one machine: tests/behaviour/test_launch.py
-)
+# Commands that are composed here and not run, and what they need.
+NOT_HERE = {
+    r"backend=gcu(?!_simulated)(?!.*simulate=true)": "a card",
+    r"backend=(accelerator|cuda|rocm)": "a card",
+    r"launcher=submitit(?!.*dry_run)": "a cluster; tests/slurm starts one",
+    r"task=(qualify|operators|collectives|speed)": "an hour; tests/checks/test_qualify.py has small ones",
+    r"task=attach": "a job; tests/slurm submits one",
+    r"task=watch": "a run that is going on; tests/behaviour/test_watch.py has one",
+    r"launcher=external": "a launcher outside; tests/launcher/test_external.py has one",
+    r"init_from=(timm|hf|ms):": "a network; tests/behaviour has a hub of its own",
+    r"task\.store=outputs/m_eurosat": "features of weights that are not here",
+    r"launcher\.nnodes=2": "two nodes; tests/behaviour/test_launch.py has them on one machine",
+}
 SERIES = [
     "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",
     "global_batch_size=32", "max_epochs=1", "max_steps=2", "log_every=1", "plots=false",
@@ -138,6 +139,7 @@ class Shell:
         cache = os.environ.get("SIM_GCU_CACHE", str(Path.home() / ".cache" / "simulated-gcu"))
         self.environment = {"HOME": str(home), "SIM_GCU_CACHE": cache}
         self.ran: set[frozenset[str]] = set()
+        self.composed: list[str] = []  # what was not run, each with what it needs
 
     def arguments(self, line: str) -> list[str] | None:
         """What exp is given for a line; None where the line does not call it."""
@@ -161,7 +163,9 @@ class Shell:
         arguments = self.arguments(line)
         if arguments is None or ("optuna" in line and sys.version_info < (3, 11)):  # where it is not installed
             return None
-        if any(re.search(pattern, line) for pattern in NOT_HERE):
+        needs = [need for pattern, need in NOT_HERE.items() if re.search(pattern, line)]
+        if needs:
+            self.composed.append(f"{needs[0]}: {line}")
             single = [re.sub(r"^([\w.+]+=[^,\[{]+),.*", r"\1", word) for word in arguments if word != "-m"]
             done = run_exp(self.folder, *single, "--cfg", "job", **self.environment)
             return said(done) or (typed(OmegaConf.create(done.stdout), untrusted=True) and None)  # refuses wrong keys
@@ -222,4 +226,6 @@ def try_pages(folder: Path, group: str) -> None:
             error = shell.try_out(line)
             if error is not None:
                 wrong.append(f"{page.name}: {line}\n{error}")
+    LISTS.mkdir(parents=True, exist_ok=True)
+    (LISTS / f"{group}.txt").write_text("".join(f"{line}\n" for line in [f"{len(shell.ran)} run", *shell.composed]))
     assert not wrong, "\n\n".join(wrong)

@@ -7,6 +7,7 @@ import pytest
 from tests.docs.reader import GROUPS, IMAGE_GROUPS, try_pages
 
 
+@pytest.mark.pages
 @pytest.mark.extended
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in IMAGE_GROUPS])

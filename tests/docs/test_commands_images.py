@@ -7,6 +7,7 @@ import pytest
 from tests.docs.reader import IMAGE_GROUPS, try_pages
 
 
+@pytest.mark.pages
 @pytest.mark.extended
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("group", IMAGE_GROUPS)

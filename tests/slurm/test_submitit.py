@@ -113,7 +113,7 @@ def test_an_interrupt_leaves_the_job(submit, cluster):
     running.wait_for_steps()
     job = running.job()
     running.process.send_signal(signal.SIGINT)
-    assert f"{job} will go on" in running.end(code=130)
+    assert f"{job} will continue" in running.end(code=130)
     assert cluster.jobs() == [job]
     assert not (running.run / "result.json").exists()
 

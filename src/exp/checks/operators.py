@@ -103,7 +103,7 @@ class OperatorCheck(Hook):
         self.before_val_iter(runner, batch_idx)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Intercept no more; after the first step, repeat it."""
+        """Stop intercepting; after the first step, repeat it."""
         self._window.close()
         if self._first_step is not None:
             self._first_step.search()
@@ -115,7 +115,7 @@ class OperatorCheck(Hook):
         self._window.enter_context(dispatch_mode(self))
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Intercept no more."""
+        """Stop intercepting."""
         self._window.close()
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

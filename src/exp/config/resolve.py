@@ -92,7 +92,7 @@ def trust_packages(plugins: Sequence[str], overrides: Sequence[str] | None = Non
     """
     if overrides is not None and plugins and not any(o.lstrip("+").startswith("plugins=") for o in overrides):
         raise ConfigError(
-            f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written",
+            f"plugins=[{','.join(plugins)}] is set in a file, which another person may have written",
             "set it on the command line",
         )
     user.plugins = [*plugins]

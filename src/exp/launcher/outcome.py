@@ -1,4 +1,4 @@
-"""How runs of other processes go on and end: the display of progress, the outcome, and the text about a failure."""
+"""How runs of other processes continue and end: the display of progress, the outcome, and the text about a failure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _TIMEOUT_S = 60
 _END_REASONS = {
     "TIMEOUT": "its time limit came before its state was saved; raise launcher.time_minutes or launcher.signal_delay_s",
     "OUT_OF_MEMORY": "it used more memory than it had asked for; raise launcher.mem_gib",
-    "CANCELLED": "somebody cancelled it (scancel)",
+    "CANCELLED": "it was cancelled (scancel)",
     "NODE_FAIL": "its node failed, and it was not queued again",
     "PREEMPTED": "another job took its place, and it was not queued again",
     "DEADLINE": "its deadline passed",

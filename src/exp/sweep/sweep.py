@@ -180,7 +180,7 @@ class Sweep:
         check_not_empty("output_dir", config.get("output_dir"))
         settings = typed(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])).sweep
         if settings.resume and not sets_output_dir(config):
-            raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
+            raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to continue>")
         self.config, self.composer, self.settings = config, composer, settings
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.jobs: list[Job] = []

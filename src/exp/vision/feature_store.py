@@ -151,6 +151,6 @@ class FeatureStore:
         num_missing = len(self.images(TO_DO))
         if num_missing:
             raise ConfigError(
-                f"task.store={self.folder} is incomplete ({num_missing} images are missing); to go on, run "
+                f"task.store={self.folder} is incomplete ({num_missing} images are missing); to continue, run "
                 "task=features again with the same settings"
             )

@@ -129,7 +129,7 @@ def follow(jobs: Sequence[SubmittedJob], watcher: ProgressDisplay, poll_s: float
         for job in waiting.values():
             job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), still_running=True)
         log = next(iter(waiting.values())).log if waiting else ""
-        watcher.say(f"{names} will go on; tail -f {log} shows its output, scancel {names} ends it")
+        watcher.say(f"{names} will continue; tail -f {log} shows its output, scancel {names} ends it")
     return [job.outcome or Outcome() for job in jobs]
 
 
