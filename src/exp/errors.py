@@ -240,7 +240,9 @@ def _similarity(wrong: str, name: str) -> float:
     while len(parts) > 1 and len(others) > 1 and parts[0] == others[0]:
         del parts[0], others[0]
     word, other = ".".join(parts), ".".join(others)
-    return max(difflib.SequenceMatcher(None, word, other).ratio(), _SIMILAR if len(word) > 3 and word in other else 0)
+    shorter, longer = sorted((word, other), key=len)
+    ratio = difflib.SequenceMatcher(None, word, other).ratio()
+    return max(ratio, _SIMILAR) if len(shorter) > 3 and shorter in longer else ratio
 
 
 _INTERFACES = {

@@ -119,6 +119,8 @@ MISTAKES = {
     "--multirn": "'--multirun'",
     "data=plant.csv": "data.file=plant.csv",
     "run=outputs": "use task=report run=outputs",
+    "Backend=cpu": "'backend",
+    "schedule=cosine_annealing": "'schedule=cosine'",
 }
 
 

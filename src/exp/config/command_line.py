@@ -186,9 +186,8 @@ def explain_error(error: Exception) -> ConfigError:
     match = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if match:
         key, values = match.groups()
-        return ConfigError(
-            f"{key}={values} has several values; for a sweep add -m, for a list write '{key}=[{values}]'", key=key
-        )
+        as_list = "" if key in _GROUPS else f", for a list write '{key}=[{values}]'"
+        return ConfigError(f"{key}={values} has several values; for a sweep add -m{as_list}", key=key)
     match = re.match(r"Multiple values for (\S+)\. To override", text)
     if match:
         group = match.group(1)
@@ -251,7 +250,7 @@ def _hint(unknown: str, value: str | None, error: BaseException) -> str:
     contents = [(key, OmegaConf.to_container(node, resolve=False)) for key, node in nodes if OmegaConf.is_config(node)]
     keys = [key for prefix, content in contents for key, *_ in walk(content, prefix) if not key.startswith("hydra.")]
     keys += _GROUPS
-    translated = translate(unknown, value)
+    translated = "" if unknown.lower() in keys else translate(unknown, value)
     if translated:
         return translated
     if unknown in group_keys():
