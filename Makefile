@@ -27,7 +27,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -p tests.progress -o 
 # Files in the order of tests/conftest.py; xdist's own would begin those of the longest tests, which are few, last.
 BY_FILE = --dist loadfile $(if $(filter 8,$(MINOR)),,--no-loadscope-reorder)
 
-.PHONY: demo test test-all test-rest test-pages test-legacy test-vendors lint site setup wheel-check clean
+.PHONY: demo test test-all test-rest test-pages test-legacy test-vendors lint site setup wheel-check wheelhouse clean
 
 demo: setup
 	@$(VENV)/bin/python -m exp $(ARGS)
@@ -69,6 +69,10 @@ site: $(VENV)-site/.done
 # A wheel, installed in an empty environment, must run from any folder.
 wheel-check: $(VENV)/.lint
 	tests/wheel_check.sh $(VENV)/bin/python $(PYTHON) $(CONSTRAINTS)
+
+# All that an installation without a network needs: pip install --no-index --find-links build/wheelhouse exp-accelerators
+wheelhouse: $(VENV)/.setup
+	@$(PIP) wheel --quiet -c $(CONSTRAINTS) --wheel-dir build/wheelhouse .
 
 setup: $(VENV)/.setup
 

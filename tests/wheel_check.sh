@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Build the wheels of exp and of the simulated card, install them in an empty environment, and run the default
-# experiment for a few steps from elsewhere.
+# Install exp and the simulated card in an empty environment, from a folder of wheels and without an index, run the default
+# experiment for a few steps from elsewhere, install exp over itself, and remove it (docs/guide/operate.md).
 # usage: wheel_check.sh BUILD_PYTHON PYTHON CONSTRAINTS
 set -euo pipefail
 build_python=$1 python=$2 constraints=$(realpath "$3")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'echo "wheels: line $LINENO of $0 failed: $BASH_COMMAND"' ERR
-"$build_python" -m build --wheel --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
-"$build_python" -m build --wheel --outdir "$work/dist" simulators/gcu >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+quiet() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
+quiet "$build_python" -m pip wheel -c "$constraints" --wheel-dir "$work/wheelhouse" .  # as make wheelhouse
+quiet "$build_python" -m build --wheel --outdir "$work/wheelhouse" simulators/gcu
 "$python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet -c "$constraints" "$work"/dist/*.whl
+"$work/venv/bin/python" -m pip install --quiet --no-index --find-links "$work/wheelhouse" exp-accelerators exp-simulated-gcu
 cd "$work"
 "$work/venv/bin/python" -m exp --help >help.txt
 "$work/venv/bin/python" -m exp backend=cpu max_steps=3 data.lookback=96 output_dir="$work/run"
@@ -25,4 +26,13 @@ test -s "$work/sweep/report.html"
 "$work/venv/bin/python" -m exp launcher=submitit launcher.dry_run=true launcher.nodes=2 nproc=8 backend=gcu \
     launcher.gres=gcu:8 >"$work/script.txt"
 grep -q -- --nodes=2 "$work/script.txt"
+"$work/venv/bin/python" -m exp task=clean run="$work/run" task.remove=true | grep -q removed
+"$work/venv/bin/python" -m exp task=env >env.txt
+grep -q 'exp: 0.1.0' env.txt
+# Over itself, and away: run folders stay.
+"$work/venv/bin/python" -m pip install --quiet --no-index --find-links "$work/wheelhouse" --force-reinstall --no-deps exp-accelerators
+"$work/venv/bin/python" -m exp backend=cpu task=eval init_from="$work/run" output_dir="$work/eval"
+"$work/venv/bin/python" -m pip uninstall --quiet --yes exp-accelerators
+! "$work/venv/bin/python" -c 'import exp' 2>/dev/null
+test -s "$work/run/result.json"
 echo "wheels: ok"

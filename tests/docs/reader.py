@@ -44,6 +44,7 @@ ELSEWHERE = {
     "tests/config/test_published.py": ["results"],
     "tests/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
     "tests/test_python.py": ["python"],
+    "tests/wheel_check.sh": ["operate"],
 }
 # Commands that are composed here and not run, and what they need.
 NOT_HERE = {

@@ -19,6 +19,9 @@ from exp.runs.job import NODE_CONFIG, SCRATCH_VARIABLE
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """File name of a checkpoint from which training can resume; the number counts optimizer steps."""
+QUARANTINE = "quarantine"
+"""Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
+steps than the one from which a run has resumed, for example because they are damaged."""
 TAIL_BYTES = 2**16
 """Bytes at the end of ``metrics.jsonl`` that :func:`last_progress` reads; they have many records."""
 _RECORD_FILES = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""task=report, track, attach and watch: work with finished or submitted runs, without workers and torch."""
+"""task=report, clean, track, attach and watch: work with finished or submitted runs, without workers and torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.report.runs import Run
 
-__all__ = ["Attach", "Report", "Track", "Watch"]
+__all__ = ["Attach", "Clean", "Report", "Track", "Watch"]
 
 
 @dataclass
@@ -67,6 +67,34 @@ class Report(_OfRuns):
             terminal.print(as_rich(table))
         terminal.print(f"report: {page}", soft_wrap=True)
         type(self).runs = [run.folder for run in runs]
+        return EXIT_OK
+
+
+@named_task
+class Clean(_OfRuns):
+    """Shows how much of run folders is of no use any more, or removes it."""
+
+    remove: bool = False
+    """Remove it; otherwise only show it."""
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Show or remove checkpoints and leftovers (:mod:`exp.runs.clean`); runs that go on are left alone."""
+        from exp.runs.clean import find_removable, remove
+        from exp.runs.folder import RunFolder
+        from exp.runs.lock import live_holder
+
+        _, runs = self.find()
+        terminal, total = console.make_console(), 0
+        for run in runs:
+            if live_holder(run.folder) is not None:
+                console.warn(f"{console.display_path(run.folder)} is still running, and is left alone")
+                continue
+            for each in (remove if self.remove else find_removable)(RunFolder(run.folder)):
+                total += each.size
+                line = f"{console.format_bytes(each.size):>9}  {console.display_path(each.path)}  {each.reason}"
+                terminal.print(line, highlight=False, markup=False, soft_wrap=True)
+        done = "removed" if self.remove else "could be removed: task.remove=true removes it"
+        terminal.print(f"{console.format_bytes(total)} {done}", highlight=False)
         return EXIT_OK
 
 

@@ -22,14 +22,12 @@ from exp.engine.checkpoint.reader import (
 from exp.engine.checkpoint.writer import write_checkpoint
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
+from exp.runs.folder import QUARANTINE
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
 
-QUARANTINE = "quarantine"
-"""Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
-steps than the one from which a run has resumed, for example because they are damaged."""
 _STATE_KEYS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
 """Attributes of :class:`CheckpointHook` with the results of earlier validations, which every checkpoint contains."""
 
