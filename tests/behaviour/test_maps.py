@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import struct
 import time
@@ -74,6 +75,53 @@ def test_a_scene_of_four_tiles_is_seen_at_the_resolution_of_a_tile(exp, trained,
     assert len(np.unique(maps[0])) > 1
     files = exp.result("sized")["data"]["resized"]["files"]
     assert files == {str(tmp_path / "scene.png"): [1126, 1058]}
+
+
+def test_files_beside_each_other_give_the_map_of_one_scene_with_probabilities_and_polygons(exp, trained, tmp_path):
+    """At two thirds of the resolution of the scene, which the model was trained at; without data in a corner."""
+    rasterio = pytest.importorskip("rasterio")
+    pytest.importorskip("pyogrio")
+    scene = np.array(Image.open(next(DUBAI.glob("tile5/images/*_008.jpg"))))[:240, :330].transpose(2, 0, 1)
+    scene[:, :30, :40] = 0
+    place = rasterio.transform.from_origin(3.3e5, 2.78e6, 0.5, 0.5)
+    profile = {"driver": "GTiff", "count": 3, "dtype": "uint8", "crs": "EPSG:32640", "nodata": 0}
+    for name, left, right in (("whole/scene", 0, 330), ("tiles/west", 0, 170), ("tiles/east", 150, 330)):
+        path = tmp_path / f"{name}.tif"
+        path.parent.mkdir(exist_ok=True)
+        corner = rasterio.Affine(0.5, 0, place.c + left / 2, 0, -0.5, place.f)
+        with rasterio.open(path, "w", **profile, height=240, width=right - left, transform=corner) as file:
+            file.write(scene[:, :, left:right])
+    found = {}
+    for name, more in (("whole", []), ("tiles", ["task.mosaic=true", "task.polygons=geojson"])):
+        done = exp("task=predict", f"init_from={trained('tiles')}", "backend=cpu", "plots=false", *more,
+                   f"task.input={name}", "task.probabilities=true", "data.gsd=0.75", "model.blend=hann",
+                   f"output_dir={name}_out")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        warning = exp.result(f"{name}_out")["warnings"]
+        assert any("0.5 m per pixel" in line and "0.75 m" in line for line in warning), warning
+        for kind in ("classes", "probabilities"):
+            (path,) = (tmp_path / f"{name}_out" / "predictions" / kind).glob("*.tif")
+            with rasterio.open(path) as file:
+                assert (file.crs, file.transform) == ("EPSG:32640", place)
+                found[name, kind] = file.read()
+    for kind in ("classes", "probabilities"):
+        np.testing.assert_array_equal(found["whole", kind], found["tiles", kind])
+    classes, shares = found["whole", "classes"][0], found["whole", "probabilities"].astype(int)
+    missing = np.zeros((240, 330), bool)
+    missing[:30, :40] = True
+    assert ((classes == 255) == missing).all()
+    assert ((shares == 255) == missing).all()
+    chosen = np.take_along_axis(shares, np.where(missing, 0, classes)[None].astype(int), axis=0)[0]
+    assert (chosen == shares.max(axis=0)).all()
+    assert abs(shares.sum(axis=0)[~missing] - 254).max() <= 3  # roundings of five
+    predictions = tmp_path / "tiles_out" / "predictions"
+    features = json.loads((predictions / "polygons" / "mosaic.geojson").read_text())["features"]
+    with (predictions / "areas.csv").open() as file:
+        for row in csv.DictReader(file):
+            own = [each["properties"] for each in features if each["properties"]["class"] == row["class"]]
+            assert sum(each["pixels"] for each in own) == int(row["pixels"])
+            assert sum(each["square_meters"] for each in own) == pytest.approx(float(row["square_meters"]), abs=0.1)
+    assert all(0 <= each["properties"]["confidence"] <= 1 for each in features)
 
 
 @pytest.fixture

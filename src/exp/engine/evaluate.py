@@ -122,6 +122,7 @@ def predict(session: Session) -> dict[str, Any]:
         files=prediction.files,
         measured_on=prediction.measured_on,
         data=data_record(session, data),
+        warnings=session.warnings,
         reference=None,  # reference metrics are for the whole test split, and this may be a few samples
     )
 

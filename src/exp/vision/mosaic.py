@@ -35,7 +35,8 @@ class _Tile(NamedTuple):
 def mosaic_xml(paths: Sequence[Path]) -> str:
     """The content of a VRT of files on one grid.
 
-    Where files overlap, the last one counts whose pixel has data. Where no file has data, a mask says so.
+    Where files overlap, the last one counts whose value is not missing. Where there is no file, the value that the
+    files declare as no data says so; if they declare none, a mask, which also has their transparency and masks.
 
     Args:
         paths: of the files.
@@ -84,14 +85,16 @@ def mosaic_xml(paths: Sequence[Path]) -> str:
         )
         for number, (color, name) in enumerate(zip(alike["colors"], alike["band names"]), 1)
     ]  # fmt: skip
+    # With a value for no data, the mask of a band marks pixels that lack data in this band alone.
     mask = band("mask,1", 'dataType="Byte"', nodata=0.0)
+    mask = f"<MaskBand>{mask}</MaskBand>" if nodata is None else ""
     a, b, c, d, e, f = first.transform[:6]
     place = (a * left + b * top + c, a, b, d * left + e * top + f, d, e)  # in GDAL's order
     return (
         f'<VRTDataset rasterXSize="{width}" rasterYSize="{height}">'
         f"<SRS>{escape(alike['coordinate system'])}</SRS>"
         f"<GeoTransform>{', '.join(map(repr, place))}</GeoTransform>\n"
-        f"{''.join(bands)}<MaskBand>{mask}</MaskBand></VRTDataset>\n"
+        f"{''.join(bands)}{mask}</VRTDataset>\n"
     )
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Input", "find_images", "map_rank_shard", "name_inputs", "predict", "predictions_csv", "report_failures",
            "resolve_inputs"]  # fmt: skip
 
+_NOTES = 5  # notes on images that are shown
 _TOP = 3  # classes of a scene that are listed
 _OVERLAY = 4096  # most pixels of the longer side of an overlay
 _WINDOW, _OVERLAP = 2048, 0.25  # for a model without a tiling, which is evaluated on whole images
@@ -339,13 +340,16 @@ def predict_segmentation(
     Returns:
         Metrics; on rank 0 all files, relative to the run folder; the images of all ranks that could not be used.
     """
-    results: dict[int, tuple[list[list[Any]], list[str]]] = {}
+    results: dict[int, tuple[list[list[Any]], list[str], list[str]]] = {}
 
     def predict(number: int, entry: Input) -> None:
-        results[number] = _predict(session, data, model, entry)
+        notes: list[str] = []
+        results[number] = (*_predict(session, data, model, entry, notes), notes)
 
     outputs, failed, seconds = map_rank_shard(session, inputs, predict, results)
-    rows, files = [row for part, _ in outputs for row in part], sorted(file for _, part in outputs for file in part)
+    rows, files = [row for part, *_ in outputs for row in part], sorted(file for _, part, _ in outputs for file in part)
+    notes = [note for *_, part in outputs for note in part]
+    session.warn(*notes[:_NOTES], *[f"and {len(notes) - _NOTES} more; all are in the logs"][: len(notes) > _NOTES])
     pixels = sum(row[2] for row in rows)
     metrics = {"images": len(outputs), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if session.distributed.is_main and rows:
@@ -355,8 +359,10 @@ def predict_segmentation(
     return metrics, files, failed
 
 
-def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[list[list[Any]], list[str]]:
-    """Predict an image, and write its maps.
+def _predict(
+    session: Session, data: Any, model: Any, entry: Input, notes: list[str]
+) -> tuple[list[list[Any]], list[str]]:
+    """Predict an image, and write its maps; ``notes`` gets what its user should know.
 
     Returns:
         Its rows of ``areas.csv``, and the files, relative to the run folder.
@@ -373,10 +379,10 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         gsd = ground_resolution(dataset) if task.gsd is None else task.gsd
         scale: float = data.scale_to_training(entry.path, gsd)
         if scale != 1.0:
-            logger.warning(
-                "%s has %.4g m per pixel, and the training images %.4g m (data.gsd): it is read at their resolution",
-                entry.path, gsd, data.training_gsd,
-            )  # fmt: skip
+            notes.append(
+                f"{entry.path} has {gsd:.4g} m per pixel, and the training images {data.training_gsd:.4g} m "
+                "(data.gsd): it is read at their resolution, and its map has its own"
+            )
         return scale
 
     with ExitStack() as stack:
@@ -387,11 +393,11 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         window = data.longest_prepared_side(entry.path) if data.has_eval_pipeline and tiling.kind == "whole" else None
         if window is not None and max(image.seen.height, image.seen.width) > window:
             tiling = Tiling("slide", window, _OVERLAP, tiling.scales, tiling.flip, tiling.blend)
-        if list(data.resized) == [str(entry.path)]:  # the first one
+        if str(entry.path) in data.resized:
             across, down = data.resized[str(entry.path)]
-            session.print(
-                f"warning: {entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
-                f"{across} x {down}, by a factor of the images of the data; result.json names such images"
+            notes.append(
+                f"{entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
+                f"{across} x {down}, by a factor of the images of the data"
             )
         in_place = image.dataset is not None and is_georeferenced(image.dataset)
         class_map = folder / "classes" / f"{name}.{'tif' if in_place else 'png'}"
@@ -410,10 +416,9 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
             confidence = folder / "confidence" / f"{name}.tif"
             write_polygons(written[-1], class_map, confidence, data.classes, area, task.min_area, task.simplify)
             if in_place and image.dataset.transform.is_identity:
-                logger.warning(
-                    "%s has ground control points or RPCs and no transform: its polygons are in columns and rows; "
-                    "rectify the image, such as with gdalwarp, for coordinates",
-                    entry.path,
+                notes.append(
+                    f"{entry.path} has ground control points or RPCs and no transform: its polygons are in columns and "
+                    "rows; rectify the image, such as with gdalwarp, for coordinates"
                 )
         counts = count_labels(labels)[:classes].tolist()
         rows = [
@@ -425,7 +430,8 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     page = draw_overlay(picture, small, names, data.palette)
     files = write_picture(session, f"predictions/overlays/{entry.name}.png", page)
     files += [file.relative_to(session.folder.path).as_posix() for file in written]
-    logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    logger.info("%s: %d x %d pixels in %.1f s %s", entry.path, size[1], size[0], seconds, " ".join(notes))
     return [[str(entry.path), *row] for row in rows], files
 
 

@@ -36,6 +36,7 @@ def test_touching_and_overlapping_files_are_one_image_whose_hole_has_no_data(tmp
 
     pixels = np.random.default_rng(0).integers(1, 200, (bands, 120, 100)).astype(dtype)
     pixels[:, 40:50, 20:30] = 0  # no data in the first file; the second has some of it
+    pixels[0, 80:90, 60:70] = 0  # dark in one band: it has data
     other = pixels.copy()
     other[:, 40:45, 20:30] = 7
     places = [(slice(20, 60), slice(0, 50)), (slice(20, 45), slice(10, 50)), (slice(20, 60), slice(50, 100)),
