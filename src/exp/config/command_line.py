@@ -250,7 +250,9 @@ def _hint(unknown: str, value: str | None, error: BaseException) -> str:
     contents = [(key, OmegaConf.to_container(node, resolve=False)) for key, node in nodes if OmegaConf.is_config(node)]
     keys = [key for prefix, content in contents for key, *_ in walk(content, prefix) if not key.startswith("hydra.")]
     keys += _GROUPS
-    translated = "" if unknown.lower() in keys else translate(unknown, value)
+    if unknown.lower() in keys:
+        return nearest(unknown, keys)
+    translated = translate(unknown, value)
     if translated:
         return translated
     if unknown in group_keys():
