@@ -57,6 +57,7 @@ REFERENCE = {
             "exp.vision.backbones.base.Backbone",
             "exp.vision.heads.Head",
             "exp.vision.losses.Loss",
+            "exp.vision.losses.ValueLoss",
         ],
     ),
     "keys": (

@@ -35,11 +35,13 @@ def test_windows_cover_an_image_to_its_end(extent, expected):
 def test_scaled_and_mirrored_copies_are_averaged():
     image, scores = noise(32, 48)[None], network()
     found = tta_logits(scores, image, [1.0, 0.5], flip=True)
-    torch.testing.assert_close(found.sum(dim=1), torch.full((1, 32, 48), 4.0))  # four copies
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(1, 32, 48))
     torch.testing.assert_close(tta_logits(scores, image.flip(-1), [1.0, 0.5], flip=True).flip(-1), found)
     torch.testing.assert_close(tta_logits(scores, image, [1.0], flip=False), scores(image))
     both = scores(image).softmax(dim=1) + scores(image.flip(-1)).flip(-1).softmax(dim=1)
-    torch.testing.assert_close(tta_logits(scores, image, [1.0], flip=True), both)
+    torch.testing.assert_close(tta_logits(scores, image, [1.0], flip=True), both / 2)
+    values = tta_logits(lambda x: 0.5 * x[:, :1].float(), image, [1.0], flip=True)  # one score is no class
+    torch.testing.assert_close(values, 0.5 * image[:, :1].float())
 
 
 def assembled(tiling, scores, classes, image, size=None):

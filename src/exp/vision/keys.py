@@ -294,18 +294,11 @@ class SceneClassifierConfig(LabelConfig):
 
 
 @dataclass
-class SegmenterConfig(LabelConfig):
-    """Semantic segmentation (:class:`exp.vision.models.Segmenter`)."""
+class DenseConfig(ImageModelConfig):
+    """Keys of models with outputs for each pixel (:class:`exp.vision.models.DenseModel`)."""
 
-    _target_: str = "exp.vision.models.Segmenter"
     head: Any = field(default_factory=dict)
     """The head, ``model/head=<choice>``, or {_target_: <path of a class>, <its keys>} (docs/guide/dinov3.md)."""
-    auxiliary_weight: float = 0.0
-    """Weight of the loss of an auxiliary head on an inner level; 0: no such head."""
-    auxiliary_out_index: Optional[int] = None
-    """Level whose map the auxiliary head gets, from 0; null: at two thirds of the depth."""
-    auxiliary_head: Any = field(default_factory=lambda: {"_target_": "exp.vision.heads.Fcn"})
-    """The auxiliary head, with the keys of ``head``."""
     inference: str = "slide"
     """``slide`` (overlapping windows) or ``whole`` images."""
     window: int = 512
@@ -319,6 +312,69 @@ class SegmenterConfig(LabelConfig):
     """Test-time augmentation: images are predicted at each of these scales."""
     tta_flip: bool = False
     """Test-time augmentation: images are also predicted mirrored."""
+
+
+@dataclass
+class SegmenterConfig(LabelConfig, DenseConfig):
+    """Semantic segmentation (:class:`exp.vision.models.Segmenter`)."""
+
+    _target_: str = "exp.vision.models.Segmenter"
+    auxiliary_weight: float = 0.0
+    """Weight of the loss of an auxiliary head on an inner level; 0: no such head."""
+    auxiliary_out_index: Optional[int] = None
+    """Level whose map the auxiliary head gets, from 0; null: at two thirds of the depth."""
+    auxiliary_head: Any = field(default_factory=lambda: {"_target_": "exp.vision.heads.Fcn"})
+    """The auxiliary head, with the keys of ``head``."""
+
+
+@dataclass
+class ValueLossConfig:
+    """Keys that all losses of dense regression share (:class:`exp.vision.losses.ValueLoss`)."""
+
+    _target_: str = "exp.vision.losses.ValueLoss"
+    weight: float = 1.0
+    """Factor of the loss in the sum."""
+
+
+@dataclass
+class L1Config(ValueLossConfig):
+    """Absolute error (:class:`exp.vision.losses.L1`)."""
+
+    _target_: str = "exp.vision.losses.L1"
+
+
+@dataclass
+class HuberConfig(ValueLossConfig):
+    """Huber loss (:class:`exp.vision.losses.Huber`)."""
+
+    _target_: str = "exp.vision.losses.Huber"
+    delta: float = 1.0
+    """Error from which it grows no faster, in the unit of the targets."""
+
+
+@dataclass
+class ScaleInvariantConfig(ValueLossConfig):
+    """Scale-invariant error of logarithms (:class:`exp.vision.losses.ScaleInvariant`)."""
+
+    _target_: str = "exp.vision.losses.ScaleInvariant"
+    share: float = 0.5
+    """How much of a common factor of all values of an image is forgiven, from 0 to 1."""
+    offset: float = 1.0
+    """Is added to values, in their unit, so that 0 has a logarithm."""
+
+
+def _l1() -> List[Any]:
+    return [{"_target_": L1Config._target_, "weight": 1.0}]
+
+
+@dataclass
+class RegressorConfig(DenseConfig):
+    """Dense regression (:class:`exp.vision.models.Regressor`)."""
+
+    _target_: str = "exp.vision.models.Regressor"
+    losses: List[Any] = field(default_factory=_l1)
+    """Losses, each {_target_: <path of a class>, weight: <its factor in the sum>, <its keys>}; those of
+    :mod:`exp.vision.losses` are L1, Huber and ScaleInvariant."""
 
 
 def _features_of_both() -> List[Any]:

@@ -1,4 +1,4 @@
-"""Losses over images or pixels, some of which are ignored; a model adds up those of ``model.losses``.
+"""Losses over images or pixels, of classes or of values; a model adds up those of ``model.losses``.
 
 Means are over images, or over all labels, also ignored ones, so that a loss does not depend on how a batch is
 distributed over devices. All is computed in float32, with operators that every device has
@@ -236,25 +236,114 @@ class Boundary(Loss):
         return (self._by_label(logits, labels) * (highest != lowest)).sum() / labels.numel()
 
 
+class ValueLoss(nn.Module):
+    """Base class of the losses of dense regression; one of yours as with :class:`Loss`.
+
+    Args:
+        weight: factor of the loss in the sum.
+        target_range: the lowest and the highest value; set by the model.
+    """
+
+    def __init__(self, target_range: Sequence[float], weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight, self.target_range = weight, list(target_range)
+
+    def forward(self, values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss, without the factor: 0-dim float32, a mean over images or pixels.
+
+        Args:
+            values: (B, H, W), float32.
+            target: (B, H, W), float32; NaN where there is none.
+        """
+        return self._of_error(_error(values, target)).sum() / target.numel()
+
+    def _of_error(self, error: torch.Tensor) -> torch.Tensor:
+        """The loss of each pixel; 0 for an error of 0."""
+        raise NotImplementedError
+
+
+def _error(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """``values - target``; 0 where there is no target. Not a product: NaN times 0 is NaN."""
+    return torch.where(target == target, values - target, torch.zeros_like(values))
+
+
+class L1(ValueLoss):
+    """Absolute error, in the unit of the targets, summed over the known pixels and divided by the number of all."""
+
+    def _of_error(self, error: torch.Tensor) -> torch.Tensor:
+        return error.abs()
+
+
+class Huber(ValueLoss):
+    """Squared error below ``delta``, absolute error above (Huber, 1964), over ``delta``; otherwise like :class:`L1`.
+
+    Args:
+        delta: in the unit of the targets.
+        **common: arguments of :class:`ValueLoss`.
+    """
+
+    def __init__(self, delta: float = 1.0, **common: Any) -> None:
+        super().__init__(**common)
+        if delta <= 0.0:
+            raise ConfigError(f"model.losses: delta={delta} of Huber must be above 0")
+        self.delta = delta
+
+    def _of_error(self, error: torch.Tensor) -> torch.Tensor:
+        size = error.abs()
+        near = size.clamp(max=self.delta)
+        return near * (size - 0.5 * near) / self.delta
+
+
+class ScaleInvariant(ValueLoss):
+    """Scale-invariant error of logarithms (Eigen et al., arXiv 1406.2283, equation 4), the mean over images.
+
+    For each image mean(d**2) - share * mean(d)**2 over its known pixels, with d the difference of log(value + offset).
+
+    Args:
+        share: how much of a common factor of all values of an image is forgiven, from 0 to 1.
+        offset: is added to values, in their unit, so that 0 has a logarithm.
+        **common: arguments of :class:`ValueLoss`.
+
+    Raises:
+        ConfigError: the lowest value has no logarithm.
+    """
+
+    def __init__(self, share: float = 0.5, offset: float = 1.0, **common: Any) -> None:
+        super().__init__(**common)
+        self.share, self.offset = share, offset
+        if self.target_range[0] + offset <= 0.0:
+            raise ConfigError(
+                f"model.losses: ScaleInvariant.offset={offset} must be above {-self.target_range[0]:g}, since "
+                f"data.target_range begins at {self.target_range[0]:g}"
+            )
+
+    def forward(self, values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """See :class:`ValueLoss`."""
+        lowest = 0.5 * (self.target_range[0] + self.offset)  # a prediction below the range has a logarithm, too
+        error = _error((values + self.offset).clamp(min=lowest).log(), (target + self.offset).log()).flatten(1)
+        count = (target == target).flatten(1).sum(dim=1).clamp(min=1)
+        mean = error.sum(dim=1) / count
+        return (error.square().sum(dim=1) / count - self.share * mean.square()).mean()
+
+
 class Losses(nn.Module):
     """The sum of ``model.losses``.
 
     Args:
         configs: {_target_, weight, ...} each.
-        ignore_index: the label that is left out.
-        class_weights: one weight per class; None: all 1.
+        kind: :class:`Loss` for classes, :class:`ValueLoss` for values.
+        **common: arguments of every loss, which the model sets.
 
     Raises:
-        ConfigError: there is no loss, or one is no :class:`Loss`.
+        ConfigError: there is no loss, or one is not of this kind.
     """
 
-    def __init__(self, configs: Sequence[Any], ignore_index: int, class_weights: Sequence[float] | None) -> None:
+    def __init__(self, configs: Sequence[Any], kind: type[nn.Module], **common: Any) -> None:
         super().__init__()
         if not configs:
             raise ConfigError("model.losses is empty; name at least one, such as {_target_: exp.vision.losses.Dice}")
-        common = {"ignore_index": ignore_index, "class_weights": class_weights}
-        self.terms = nn.ModuleList(
-            create(config, Loss, f"model.losses[{number}]", **common) for number, config in enumerate(configs)
+        self.terms: Any = nn.ModuleList(
+            create(config, kind, f"model.losses[{number}]", **common) for number, config in enumerate(configs)
         )
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -265,7 +354,7 @@ class Losses(nn.Module):
         """
         losses: dict[str, torch.Tensor] = {}
         for term in self.terms:
-            if labels.is_floating_point() and not term.takes_shares:
+            if isinstance(term, Loss) and labels.is_floating_point() and not term.takes_shares:
                 raise ConfigError(
                     f"model.losses: {type(term).__name__} takes one class per image, but data.mixup_alpha and "
                     "data.cutmix_alpha give shares of classes; use CrossEntropy, or turn mixing off"

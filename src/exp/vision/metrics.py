@@ -1,4 +1,4 @@
-"""Metrics of classes, over scenes or pixels, all from one confusion matrix of integers."""
+"""Metrics of classes, over scenes or pixels, all from one confusion matrix of integers; and of values."""
 
 from __future__ import annotations
 
@@ -195,6 +195,79 @@ class TrueClassProbability(SampleMetric):
         truth = batch["label"].to(torch.int64)
         shares = torch.softmax(outputs.float(), dim=-1).gather(1, truth.clamp(min=0).unsqueeze(1)).squeeze(1)
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
+
+
+class RegressionErrors(Metric):
+    """Mean absolute error, root of the mean squared error, and mean error (bias) over all pixels with a value.
+
+    Exact for any batch size and world size up to the rounding of float64 sums.
+
+    Args:
+        unit: of the values; empty: not known.
+    """
+
+    names: Sequence[str] = ("MAE", "RMSE", "bias")
+    greater_is_better = False
+
+    def __init__(self, unit: str = "") -> None:
+        self.units = dict.fromkeys(self.names, unit) if unit else {}
+        self.reset()
+
+    def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int]:
+        """The shape of the targets, (B, H, W)."""
+        return tuple(batch["label"].shape)
+
+    def reset(self) -> None:
+        """Start a new evaluation."""
+        self.sums = torch.zeros(6, dtype=torch.float64)  # of 1, |e|, e**2, e, y, y**2
+
+    def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
+        """Take in values; ``label`` (B, H, W) of the batch is the truth, NaN where it has none."""
+        predicted, truth = (values.detach().cpu().double() for values in (outputs, batch["label"]))
+        known = ~truth.isnan()
+        truth, error = truth[known], (predicted - truth)[known]
+        parts = (torch.ones_like(error), error.abs(), error.square(), error, truth, truth.square())
+        self.sums += torch.stack([part.sum() for part in parts])
+
+    def compute(self, distributed: Distributed) -> dict[str, float]:
+        """The figures over all ranks.
+
+        Raises:
+            DataError: no pixel has a value on any rank.
+        """
+        count, *totals = distributed.sum(self.sums).tolist()
+        if not count:
+            raise DataError(f"{self.names[0]} cannot be measured: no pixel of these targets has a value")
+        absolute, squared, error, truth, truth_squared = (total / count for total in totals)
+        return self._figures(absolute, squared, error, truth_squared - truth**2)
+
+    def _figures(self, absolute: float, squared: float, error: float, variance: float) -> dict[str, float]:
+        del variance
+        return {"MAE": absolute, "RMSE": squared**0.5, "bias": error}
+
+
+class RSquared(RegressionErrors):
+    """Coefficient of determination: 1 minus squared error over variance of the truth; NaN if all values are equal."""
+
+    names = ("R2",)
+    greater_is_better = True
+
+    def _figures(self, absolute: float, squared: float, error: float, variance: float) -> dict[str, float]:
+        return {"R2": 1.0 - squared / variance if variance > 1e-12 * squared else float("nan")}
+
+
+class AbsoluteError(SampleMetric):
+    """Mean absolute error of an image."""
+
+    names = ("image_MAE",)
+    greater_is_better = False
+
+    def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """The error of each image, (B,); NaN where no pixel has a value."""
+        target = batch["label"]
+        known = target == target  # False for NaN
+        error = torch.where(known, outputs - target, torch.zeros_like(target)).abs()
+        return error.flatten(1).sum(dim=1) / known.flatten(1).sum(dim=1)
 
 
 class SourceMetric(Metric):

@@ -1,4 +1,4 @@
-"""The models: a backbone with a head and losses for scenes (a label per image) or segmentation (a label per pixel)."""
+"""The models: a backbone with a head and losses for scenes (a label per image), segmentation or regression."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from exp.vision.keys import (
     EncoderConfig,
     ImageModelConfig,
     LoraConfig,
+    RegressorConfig,
     SceneClassifierConfig,
     SegmenterConfig,
     TeacherConfig,
 )
-from exp.vision.losses import CrossEntropy, Losses
+from exp.vision.losses import CrossEntropy, Loss, Losses, ValueLoss
 from exp.vision.metrics import CosineSimilarity
 from exp.vision.tiling import Tiling
 
@@ -423,7 +424,7 @@ class SceneClassifier(ImageModel):
     def __init__(self, num_classes: int, ignore_index: int = -1, **keys: Any) -> None:
         super().__init__(**keys)
         config = self.config
-        self.losses = Losses(config.losses, ignore_index, config.class_weights)
+        self.losses = Losses(config.losses, Loss, ignore_index=ignore_index, class_weights=config.class_weights)
         self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(sum(self.backbone.channels) * (1 + self.backbone.has_cls), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
@@ -456,8 +457,45 @@ class SceneClassifier(ImageModel):
             return self.head(self.dropout(torch.cat(features.vectors(), dim=-1))), further
 
 
-class Segmenter(ImageModel):
-    """A head on the maps of a backbone, whose scores are interpolated to the pixels.
+class DenseModel(ImageModel):
+    """A head on the maps of a backbone, whose outputs are interpolated to the pixels; large images in windows.
+
+    Args:
+        num_outputs: of the head for each pixel (K).
+        **keys: of :class:`exp.vision.keys.DenseConfig`, and the arguments of :class:`ImageModel`.
+
+    Raises:
+        ConfigError: keys are out of range or contradict each other.
+    """
+
+    def __init__(self, num_outputs: int, **keys: Any) -> None:
+        super().__init__(**keys)
+        config, backbone = self.config, self.backbone
+        head_class: type[Head] = resolve("model.head._target_", str(dict(config.head).get("_target_")), Head)
+        backbone.select_levels(head_class.num_levels)
+        info = backbone.info(self.out_indices)
+        self.head: Head = create(config.head, Head, "model.head", info=info, num_classes=num_outputs)
+        self.tiling = Tiling(
+            config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip, config.blend
+        )
+
+    def scores(self, image: torch.Tensor, levels: Sequence[int] = ()) -> tuple[torch.Tensor, Features]:
+        """See :class:`ImageModel`; the head's outputs (B, K, H, W), float32."""
+        main, further = self.features(image, [*self.out_indices, *levels]).split(len(self.out_indices))
+        with autocast_disabled(image.device.type):
+            return self._to_pixels(self.head(main.maps, main.cls), image), further
+
+    def _to_pixels(self, scores: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        """Interpolate (B, K, h', w') to the image that the backbone has padded, and crop to (B, K, H, W)."""
+        height, width = image.shape[-2:]
+        multiple = self.backbone.multiple
+        padded = (-(-height // multiple) * multiple, -(-width // multiple) * multiple)
+        pixels = F.interpolate(scores.float(), size=padded, mode="bilinear", align_corners=False)
+        return pixels[..., :height, :width]
+
+
+class Segmenter(DenseModel):
+    """Scores of classes for each pixel.
 
     The loss of the auxiliary head, on an inner level, is the cross-entropy.
 
@@ -474,25 +512,20 @@ class Segmenter(ImageModel):
     has_head = True
 
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
-        super().__init__(**keys)
+        super().__init__(num_outputs=num_classes, **keys)
         config, backbone = self.config, self.backbone
-        head_class: type[Head] = resolve("model.head._target_", str(dict(config.head).get("_target_")), Head)
-        backbone.select_levels(head_class.num_levels)
         self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.losses = Losses(config.losses, ignore_index, config.class_weights)
-        common = {"num_classes": num_classes}
-        self.head: Head = create(config.head, Head, "model.head", info=backbone.info(self.out_indices), **common)
+        self.losses = Losses(config.losses, Loss, ignore_index=ignore_index, class_weights=config.class_weights)
         self.auxiliary_indices: list[int] = []
         if config.auxiliary_weight:
             depth, index = len(backbone.level_channels), config.auxiliary_out_index
             index = (2 * depth - 1) // 3 if index is None else index
             self.auxiliary_indices = backbone.level_numbers([index], "model.auxiliary_out_index")
             info = backbone.info(self.auxiliary_indices)
-            self.auxiliary_head: Head = create(config.auxiliary_head, Head, "model.auxiliary_head", info=info, **common)
+            self.auxiliary_head: Head = create(
+                config.auxiliary_head, Head, "model.auxiliary_head", info=info, num_classes=num_classes
+            )
             self.auxiliary_loss = CrossEntropy(ignore_index=ignore_index, class_weights=config.class_weights)
-        self.tiling = Tiling(
-            config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip, config.blend
-        )
         backbone.freeze_unused([*self.out_indices, *self.auxiliary_indices])
 
     def forward(
@@ -525,12 +558,6 @@ class Segmenter(ImageModel):
             return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index, label_sizes)
         return self._logits(image)
 
-    def scores(self, image: torch.Tensor, levels: Sequence[int] = ()) -> tuple[torch.Tensor, Features]:
-        """See :class:`ImageModel`; scores (B, K, H, W), float32."""
-        main, further = self.features(image, [*self.out_indices, *levels]).split(len(self.out_indices))
-        with autocast_disabled(image.device.type):
-            return self._to_pixels(self.head(main.maps, main.cls), image), further
-
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
         return self.scores(image)[0]
 
@@ -557,10 +584,65 @@ class Segmenter(ImageModel):
 
             return self._all_losses(batch, logits, distilled, own)
 
-    def _to_pixels(self, scores: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """Interpolate (B, K, h', w') to the image that the backbone has padded, and crop to (B, K, H, W)."""
-        height, width = image.shape[-2:]
-        multiple = self.backbone.multiple
-        padded = (-(-height // multiple) * multiple, -(-width // multiple) * multiple)
-        pixels = F.interpolate(scores.float(), size=padded, mode="bilinear", align_corners=False)
-        return pixels[..., :height, :width]
+
+class Regressor(DenseModel):
+    """A value for each pixel, such as a height.
+
+    Of the head's output, 0 is the middle of the targets' range, and -0.5 and 0.5 its ends.
+
+    Args:
+        target_range: the lowest and the highest value, in the unit of the targets.
+        **keys: of :class:`exp.vision.keys.RegressorConfig`, and the arguments of :class:`ImageModel`.
+
+    Raises:
+        ConfigError: keys are out of range or contradict each other.
+    """
+
+    config_class = RegressorConfig
+
+    def __init__(self, target_range: Sequence[float], **keys: Any) -> None:
+        super().__init__(num_outputs=1, **keys)
+        self.low, self.high = target_range
+        if self.head.owns_loss:
+            raise ConfigError(f"model.head: {type(self.head).__name__} has a loss of its own, which is one of classes")
+        self.losses = Losses(self.config.losses, ValueLoss, target_range=target_range)
+        self.backbone.freeze_unused(self.out_indices)
+
+    def forward(
+        self,
+        image: torch.Tensor,
+        label: torch.Tensor | None = None,
+        sizes: Sequence[tuple[int, int]] | None = None,
+        label_sizes: Sequence[tuple[int, int]] | None = None,
+        mode: str = "tensor",
+        **others: Any,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Values, or the loss.
+
+        Args:
+            image: (B, C, H, W), 0..255, uint8 or float.
+            label: (B, H, W), float32, NaN where there is no target; for the loss.
+            sizes: see :class:`Segmenter`.
+            label_sizes: likewise.
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **others: further keys of a batch.
+
+        Returns:
+            ``"loss"``: 0-dim float32 tensors by name. Values in the unit of the targets, within their range:
+            ``"predict"``: (B, H, W), with windows and test-time augmentation, of ``label_sizes``; 0 in the padding.
+            ``"tensor"``: (B, 1, H, W) of one pass.
+        """
+        if mode == "predict":
+            return self.tiling.labels(self._values, 1, image, sizes, 0.0, label_sizes, lambda scores: scores[0])
+        if mode != "loss":
+            return self._values(image)
+        output, distilled = self.scores(image, self._distilled_levels)
+        values = self._in_units(output)[:, 0]
+        batch = {"image": image, **others}
+        return self._all_losses(batch, None, distilled, lambda: self.losses(values, label))
+
+    def _in_units(self, output: torch.Tensor) -> torch.Tensor:
+        return self.low + (self.high - self.low) * (output + 0.5)
+
+    def _values(self, image: torch.Tensor) -> torch.Tensor:
+        return self._in_units(self.scores(image)[0]).clamp(self.low, self.high)

@@ -13,7 +13,16 @@ from matplotlib.ticker import EngFormatter
 from exp.draw.figure import label, literal_text, new_figure, render_pixels
 from exp.engine.evaluate import batch_outputs
 from exp.vision.metrics import labels_at_mask_size
-from exp.vision.rendering import Color, colorize, enlarge, overlay_labels, resize_labels, shrink, to_rgb
+from exp.vision.rendering import (
+    Color,
+    colorize,
+    enlarge,
+    overlay_labels,
+    resize_labels,
+    shrink,
+    to_rgb,
+    value_labels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -287,16 +296,22 @@ def _segmentation_picture(
     batch = split[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
     rows, columns = batch["label_sizes"][0] if "label_sizes" in batch else (height, width)
-    labels = labels_at_mask_size(predicted[None], batch)[0].numpy()[:rows, :columns]
     truth = batch["label"][0, :rows, :columns].numpy()
     picture = enlarge(shrink(to_rgb(batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy()), _PANEL), 384)
-    is_valid = truth != data.ignore_index
-    accuracy_text = f", {100 * (labels == truth)[is_valid].mean():.1f} % of the pixels right" if is_valid.any() else ""
+    if data.learns_classes:
+        labels = labels_at_mask_size(predicted[None], batch)[0].numpy()[:rows, :columns]
+        is_valid = truth != data.ignore_index
+        agreement = f", {100 * (labels == truth)[is_valid].mean():.1f} % of the pixels right" if is_valid.any() else ""
+    else:
+        values = predicted.numpy()[:rows, :columns]
+        is_valid = np.isfinite(truth)
+        agreement = f", MAE {np.abs(values - truth)[is_valid].mean():.3g} {data.unit}" if is_valid.any() else ""
+        truth, labels = (value_labels(part, data.target_range) for part in (truth, values))
     return panels(
         [
             picture,
             *(colorize(resize_labels(label_map, *picture.shape[:2]), data.palette) for label_map in (truth, labels)),
         ],
-        [title, "truth (black: does not count)", f"prediction{accuracy_text}"],
-        list(zip(data.classes, data.palette)),
+        [title, "truth (black: does not count)", f"prediction{agreement}"],
+        data.legend,
     )

@@ -34,10 +34,10 @@ from exp.vision.maps import (
     write_png,
 )
 from exp.vision.mosaic import mosaic_xml
-from exp.vision.plots import ScenePrediction, contact_sheet, draw_overlay, draw_scene_tile, evenly_spaced
+from exp.vision.plots import ScenePrediction, contact_sheet, draw_overlay, draw_scene_tile, evenly_spaced, panels
 from exp.vision.polygons import DRIVERS, write_polygons
 from exp.vision.raster import check_pixels, ground_resolution, open_image
-from exp.vision.rendering import resize_labels, shrink, to_rgb
+from exp.vision.rendering import colorize, resize_labels, shrink, to_rgb, value_labels
 from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Predict every image; each rank takes a share of the files.
 
     Segmentation writes ``predictions/{classes,overlays}/<name>`` and ``predictions/areas.csv``, and what the keys ask
-    for (:class:`exp.vision.config.PredictKeys`); scenes write ``predictions.csv`` and ``plots/predictions.png``.
+    for (:class:`exp.vision.config.PredictKeys`); regression ``predictions/{values,overlays}/<name>`` and
+    ``predictions/values.csv``; scenes write ``predictions.csv`` and ``plots/predictions.png``.
 
     If an image cannot be read, the others are predicted all the same, which may be hours of work, and the run fails at
     its end.
@@ -223,7 +224,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         ConfigError: a key of ``task`` is wrong, or there are no images.
         RunError: images could not be used; the others have been predicted.
     """
-    _check_keys(session.config.task, data.per_pixel)
+    _check_keys(session.config.task, data)
     inputs, truths = resolve_inputs(session, data)
     if session.config.task.mosaic:
         path = session.folder.path / "predictions" / "mosaic.vrt"
@@ -237,8 +238,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     return Prediction(metrics, files, "predictions")
 
 
-def _check_keys(task: Any, per_pixel: bool) -> None:
-    """Refuse keys with unknown values, those of maps for scenes, and those whose packages are not installed."""
+def _check_keys(task: Any, data: Any) -> None:
+    """Refuse keys with unknown values, those of other data, and those whose packages are not installed."""
     wanted = [key for key in ("mosaic", "probabilities", "confidence", "polygons") if getattr(task, key)]
     choices = {"probability_dtype": ("uint8", "float16"), "polygons": (None, *DRIVERS)}
     for key, values in choices.items():
@@ -246,8 +247,12 @@ def _check_keys(task: Any, per_pixel: bool) -> None:
             raise ConfigError(
                 f"task.{key}={getattr(task, key)} is not one of {', '.join(map(str, filter(None, values)))}"
             )
-    if wanted and not per_pixel:
+    if wanted and not data.per_pixel:
         raise ConfigError(f"task.{wanted[0]} is for segmentation; these data have one label for each image")
+    if data.per_pixel and not data.learns_classes:
+        if wanted[task.mosaic :]:
+            raise ConfigError(f"task.{wanted[-1]} is for classes; these data have a value for each pixel")
+        wanted.append("name=predict")  # writes TIFFs of floating point
     modules = ["rasterio", "shapely", "pyogrio"][: 3 if task.polygons else bool(wanted)]
     absent = [module for module in modules if importlib.util.find_spec(module) is None]
     if absent:
@@ -353,9 +358,11 @@ def predict_segmentation(
     pixels = sum(row[2] for row in rows)
     metrics = {"images": len(outputs), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if session.distributed.is_main and rows:
-        head = ["file", "class", "pixels", "share", "square_meters"]
-        write_atomically(session.folder.path / "predictions" / "areas.csv", csv_content([head, *rows]))
-        files.append("predictions/areas.csv")
+        table, head = "predictions/areas.csv", ["file", "class", "pixels", "share", "square_meters"]
+        if not data.learns_classes:
+            table, head = "predictions/values.csv", ["file", "unit", "pixels", "mean", "lowest", "highest"]
+        write_atomically(session.folder.path / table, csv_content([head, *rows]))
+        files.append(table)
     return metrics, files, failed
 
 
@@ -370,7 +377,7 @@ def _predict(
     Raises:
         DataError: the image cannot be read.
     """
-    start, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
+    start, folder = time.perf_counter(), session.folder.path / "predictions"
     task, name = session.config.task, entry.name
     scores = functools.partial(predict_logits, session, model)
     tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
@@ -399,40 +406,88 @@ def _predict(
                 f"{entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
                 f"{across} x {down}, by a factor of the images of the data"
             )
-        in_place = image.dataset is not None and is_georeferenced(image.dataset)
-        class_map = folder / "classes" / f"{name}.{'tif' if in_place else 'png'}"
-        labels = stack.enter_context(label_map(class_map, image))
-        written = [class_map, *_write_scores(tiling, scores, image, labels, data.classes, folder, name, task)]
-        if in_place:
-            write_class_tiff(class_map, labels, image, data.classes, data.palette)
-        else:
-            write_png(class_map, labels, data.palette)
-        area = image.pixel_area
-        if task.gsd is not None or area is None:
-            gsd = data.gsd if task.gsd is None else task.gsd
-            area = None if gsd is None else gsd**2
-        if task.polygons is not None:
-            written.append(folder / "polygons" / f"{name}.{task.polygons}")
-            confidence = folder / "confidence" / f"{name}.tif"
-            write_polygons(written[-1], class_map, confidence, data.classes, area, task.min_area, task.simplify)
-            if in_place and image.dataset.transform.is_identity:
-                notes.append(
-                    f"{entry.path} has ground control points or RPCs and no transform: its polygons are in columns and "
-                    "rows; rectify the image, such as with gdalwarp, for coordinates"
-                )
-        counts = count_labels(labels)[:classes].tolist()
-        rows = [
-            [name, count, f"{count / max(sum(counts), 1):.6f}", "" if area is None else f"{count * area:.2f}"]
-            for name, count in zip(data.classes, counts)
-        ]
+        write, kind = (_write_classes, "classes") if data.learns_classes else (_write_values, "values")
+        labels = stack.enter_context(label_map(folder / kind / name, image))
+        written, rows = write(session, data, tiling, scores, image, labels, folder, entry, notes)
         small = resize_labels(labels, *picture.shape[:2])
-    names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
-    page = draw_overlay(picture, small, names, data.palette)
+    if data.learns_classes:
+        names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
+        page = draw_overlay(picture, small, names, data.palette)
+    else:
+        page = panels([picture, colorize(small, data.palette)], legend=data.legend)
     files = write_picture(session, f"predictions/overlays/{entry.name}.png", page)
     files += [file.relative_to(session.folder.path).as_posix() for file in written]
     seconds = time.perf_counter() - start
     logger.info("%s: %d x %d pixels in %.1f s %s", entry.path, size[1], size[0], seconds, " ".join(notes))
     return [[str(entry.path), *row] for row in rows], files
+
+
+def _write_classes(
+    session: Session, data: Any, tiling: Tiling, scores: LogitsFunction, image: DecodedImage | RasterImage,
+    labels: np.ndarray, folder: Path, entry: Input, notes: list[str],
+) -> tuple[list[Path], list[list[Any]]]:  # fmt: skip
+    """Write the map of classes, and what the keys ask for; set ``labels``, uint8 (H, W), and add warnings to ``notes``.
+
+    Returns:
+        The files, and a row of ``areas.csv`` for each class.
+    """
+    task, name = session.config.task, entry.name
+    in_place = image.dataset is not None and is_georeferenced(image.dataset)
+    class_map = folder / "classes" / f"{name}.{'tif' if in_place else 'png'}"
+    written = [class_map, *_write_scores(tiling, scores, image, labels, data.classes, folder, name, task)]
+    if in_place:
+        write_class_tiff(class_map, labels, image, data.classes, data.palette)
+    else:
+        write_png(class_map, labels, data.palette)
+    area = image.pixel_area
+    if task.gsd is not None or area is None:
+        gsd = data.gsd if task.gsd is None else task.gsd
+        area = None if gsd is None else gsd**2
+    if task.polygons is not None:
+        written.append(folder / "polygons" / f"{name}.{task.polygons}")
+        confidence = folder / "confidence" / f"{name}.tif"
+        write_polygons(written[-1], class_map, confidence, data.classes, area, task.min_area, task.simplify)
+        if in_place and image.dataset.transform.is_identity:
+            notes.append(
+                f"{entry.path} has ground control points or RPCs and no transform: its polygons are in columns and "
+                "rows; rectify the image, such as with gdalwarp, for coordinates"
+            )
+    counts = count_labels(labels)[: len(data.classes)].tolist()
+    rows = [
+        [label, count, f"{count / max(sum(counts), 1):.6f}", "" if area is None else f"{count * area:.2f}"]
+        for label, count in zip(data.classes, counts)
+    ]
+    return written, rows
+
+
+def _write_values(
+    session: Session, data: Any, tiling: Tiling, scores: LogitsFunction, image: DecodedImage | RasterImage,
+    labels: np.ndarray, folder: Path, entry: Input, notes: list[str],
+) -> tuple[list[Path], list[list[Any]]]:  # fmt: skip
+    """Write the values of pixels, float32 in the unit of the targets, NaN without data; set ``labels`` to their colors.
+
+    Returns:
+        The file, and its row of ``values.csv``.
+    """
+    del session, notes
+    path = folder / "values" / f"{entry.name}.tif"
+    count, total, lowest, highest = 0, 0.0, float("inf"), -float("inf")
+    with new_raster(path, image, [f"value ({data.unit})"], "float32", "average", nodata=float("nan")) as raster:
+        raster.units = [data.unit]
+        for top, left, block in tiling.blocks(scores, 1, image.seen, labels.shape):
+            values = block[0].float().cpu().numpy()
+            rows, columns = values.shape
+            missing = image.missing_rows(top, rows)
+            if missing is not None:
+                values = np.where(missing[:, left : left + columns], np.float32(np.nan), values)
+            raster.write(values, 1, window=((top, top + rows), (left, left + columns)))
+            labels[top : top + rows, left : left + columns] = value_labels(values, data.target_range)
+            known = values[~np.isnan(values)]
+            if known.size:
+                count, total = count + known.size, total + float(known.sum(dtype=np.float64))
+                lowest, highest = min(lowest, float(known.min())), max(highest, float(known.max()))
+    figures = [f"{figure:.6g}" if count else "" for figure in (total / max(count, 1), lowest, highest)]
+    return [path], [[data.unit, count, *figures]]
 
 
 def _write_scores(

@@ -10,6 +10,7 @@ import numpy as np
 __all__ = ["Color", "colorize", "enlarge", "overlay_labels", "palette_table", "resize_labels", "shrink", "to_rgb"]
 
 Color = Tuple[int, int, int]
+VALUE_STEPS = 254
 
 
 def to_rgb(image: np.ndarray) -> np.ndarray:
@@ -61,6 +62,20 @@ def palette_table(palette: Sequence[Color]) -> np.ndarray:
 def colorize(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
     """Convert labels, uint8 (H, W), to RGB, uint8 (H, W, 3); pixels without a class are black."""
     return palette_table(palette)[labels]
+
+
+def value_labels(values: np.ndarray, limits: Sequence[float]) -> np.ndarray:
+    """Numbers of colors for values (H, W): 0 for the lowest to 254 for the highest of the limits; 255 for NaN."""
+    low, high = limits
+    steps = np.clip((np.nan_to_num(values, nan=low) - low) * (VALUE_STEPS / (high - low)), 0, VALUE_STEPS).round()
+    return np.where(np.isnan(values), 255, steps).astype(np.uint8)
+
+
+def value_palette() -> list[Color]:
+    """The color of each number of :func:`value_labels` but the last: viridis, from dark to bright."""
+    numbers = np.linspace(0, 255, VALUE_STEPS + 1).round().astype(np.uint8)
+    colors = cv2.cvtColor(cv2.applyColorMap(numbers, cv2.COLORMAP_VIRIDIS), cv2.COLOR_BGR2RGB)
+    return [(int(red), int(green), int(blue)) for red, green, blue in colors.reshape(-1, 3)]
 
 
 def overlay_labels(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:

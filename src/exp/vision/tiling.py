@@ -45,6 +45,11 @@ class Image(Protocol):
         """A part of the image: (C, height, width), uint8 or float32, 0..255."""
 
 
+def most_probable(scores: torch.Tensor) -> torch.Tensor:
+    """The class with the largest of its scores (K, h, w), K at most 255: uint8 (h, w)."""
+    return scores.argmax(dim=0).to(torch.uint8)
+
+
 class Tiling:
     """Predicts images in windows, with test-time augmentation.
 
@@ -90,30 +95,36 @@ class Tiling:
         num_classes: int,
         image: torch.Tensor,
         sizes: Sequence[tuple[int, int]] | None,
-        fill: int,
+        fill: float,
         label_sizes: Sequence[tuple[int, int]] | None = None,
+        choose: Callable[[torch.Tensor], torch.Tensor] = most_probable,
     ) -> torch.Tensor:
-        """The most probable class of every pixel; the labels of an image do not depend on the rest of the batch.
+        """The label of every pixel, chosen from its scores; that of an image does not depend on the rest of the batch.
 
         Args:
             network: the network.
-            num_classes: scores for each pixel (K), at most 255.
+            num_classes: scores for each pixel (K).
             image: (B, C, H, W).
             sizes: (height, width) of each image without its padding; None: no image is padded.
             fill: the label of the padding.
             label_sizes: (height, width) of the labels of each image, see :meth:`blocks`; None: those of the image.
+            choose: maps the scores of a block (K, h, w) to labels (h, w).
 
         Returns:
-            (B, H, W), uint8; with ``label_sizes`` of the largest of these heights and widths.
+            (B, H, W), of the dtype of ``choose``; with ``label_sizes`` of the largest of these heights and widths.
         """
         sizes = sizes or [(image.shape[-2], image.shape[-1])] * image.shape[0]
-        label_size = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
-        labels = torch.full((image.shape[0], *label_size), fill, dtype=torch.uint8, device=image.device)
-        for row, pixels, (height, width), size in zip(labels, image, sizes, label_sizes or sizes):
-            for top, left, scores in self.blocks(network, num_classes, InMemoryImage(pixels[:, :height, :width]), size):
-                chosen = scores.argmax(dim=0).to(torch.uint8)
+        height, width = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
+        rows: list[torch.Tensor] = []
+        for pixels, (tall, wide), size in zip(image, sizes, label_sizes or sizes):
+            row: torch.Tensor | None = None
+            for top, left, scores in self.blocks(network, num_classes, InMemoryImage(pixels[:, :tall, :wide]), size):
+                chosen = choose(scores)
+                row = chosen.new_full((height, width), fill) if row is None else row
                 row[top : top + chosen.shape[0], left : left + chosen.shape[1]] = chosen
-        return labels
+            assert row is not None
+            rows.append(row)
+        return torch.stack(rows)
 
     def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
         """The probabilities of classes from scores of :meth:`blocks`: (K, h, w) each."""
@@ -253,7 +264,9 @@ class InMemoryImage:
 
 
 def tta_logits(network: LogitsFunction, image: torch.Tensor, scales: Sequence[float], flip: bool) -> torch.Tensor:
-    """The sum of probabilities over scaled and mirrored copies, at the resolution of the image.
+    """The mean of probabilities over scaled and mirrored copies, at the resolution of the image.
+
+    One score (K = 1) is a value, not that of a class: the mean is that of the values.
 
     Args:
         network: the network.
@@ -278,10 +291,10 @@ def tta_logits(network: LogitsFunction, image: torch.Tensor, scales: Sequence[fl
             logits = logits.flip(-1) if mirrored else logits
             if logits.shape[-2:] != size:
                 logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-            probabilities = torch.softmax(logits, dim=1)
+            probabilities = torch.softmax(logits, dim=1) if logits.shape[1] > 1 else logits
             total = probabilities if total is None else total + probabilities
     assert total is not None
-    return total
+    return total / (len(scales) * (1 + flip))
 
 
 def _is_single(scales: Sequence[float], flip: bool) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
-from exp.vision.losses import CrossEntropy, Losses
+from exp.vision.losses import CrossEntropy, Loss, Losses
 from tests.vision.data.conftest import CROP, keys
 from tests.vision.parts import loss
 
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused(segmentation, thirty, pairs):
     with pytest.raises(ConfigError, match="different sizes"):
         segmentation(root=root, classes=["x"], cutmix_alpha=1.0).train[keys(*range(7))]
     with pytest.raises(ConfigError, match="Focal takes one class"):
-        Losses([loss("Focal")], -1, None)(torch.zeros(2, 3), torch.full((2, 3), 1 / 3))
+        Losses([loss("Focal")], Loss, ignore_index=-1, class_weights=None)(torch.zeros(2, 3), torch.full((2, 3), 1 / 3))
 
 
 @pytest.mark.extended

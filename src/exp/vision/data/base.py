@@ -150,6 +150,11 @@ class ImageData(Data):
         self.classes = join_classes(self.sources, self._config.classes or ())
         self.palette = distinct_colors(len(self.classes))
 
+    @property
+    def legend(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and colors for plots of labels."""
+        return list(zip(self.classes, self.palette))
+
     def build_mask_reader(self) -> Any:
         """The reader of masks; None: samples have no masks."""
         return None
@@ -262,7 +267,7 @@ class ImageData(Data):
         """(height, width) of some images of each split before and after ``data.eval_pipeline``, (N, 2, 2)."""
         sizes = []
         for data in self._splits.values():
-            for path, _ in _evenly_spaced(data.samples):
+            for path, _ in evenly_spaced(data.samples):
                 size = image_size(path)
                 if size is not None:
                     prepared = self._eval_pipeline(np.zeros((*size, self.read.channels), np.uint8), path)["img"]
@@ -459,12 +464,10 @@ class ImageData(Data):
 
         return predict(session, self, model)
 
-    def metrics_by_source(self, metric: type[Any]) -> list[Metric]:
+    def metrics_by_source(self, make: Callable[[], Metric]) -> list[Metric]:
         """A metric for the samples of each source, if there are several."""
         labeled = [(number, source) for number, source in enumerate(self.sources) if source.labeled]
-        return [
-            SourceMetric(metric(self.classes), source.name, number) for number, source in labeled * (len(labeled) > 1)
-        ]
+        return [SourceMetric(make(), source.name, number) for number, source in labeled * (len(labeled) > 1)]
 
     def ranking(self) -> SampleMetric | None:
         """The metric by which ``task=eval`` finds the worst and the best images; None: it draws none."""
@@ -516,7 +519,7 @@ class SceneData(ImageData):
 
     def metrics(self, detailed: bool = False) -> list[Metric]:
         """New metrics of scenes."""
-        return [SceneMetrics(self.classes), *self.metrics_by_source(SceneMetrics)]
+        return [SceneMetrics(self.classes), *self.metrics_by_source(lambda: SceneMetrics(self.classes))]
 
     def ranking(self) -> TrueClassProbability:
         """The probability of the true class."""
@@ -577,7 +580,7 @@ class SegmentationData(ImageData):
             index, masks = source.index, source.masks_for(self.classes)
             source.masks, self.hint = masks, f"; {masks.ignored_note}"
             if isinstance(masks, IndexMasks):
-                paths = [path for samples in index.splits.values() for _, path in _evenly_spaced(samples)]
+                paths = [path for samples in index.splits.values() for _, path in evenly_spaced(samples)]
                 for value, path in masks.nodata_values(paths).items():
                     effect = "does not count; if it is a class, set data.label_map={value in the file: class number}"
                     effect = "is a class in data.label_map, and counts" if value in masks.mapped_values else effect
@@ -589,7 +592,7 @@ class SegmentationData(ImageData):
         """See :class:`ImageData`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         labels: set[int] = set()
         num_read, masks = 0, self.train.masks
-        for _, path in _evenly_spaced([sample for sample in samples if sample[1] is not None]):
+        for _, path in evenly_spaced([sample for sample in samples if sample[1] is not None]):
             with contextlib.suppress(DataError):  # reported when the mask is loaded
                 labels.update(np.unique(masks.read(path)).tolist())
                 num_read += 1
@@ -599,14 +602,14 @@ class SegmentationData(ImageData):
 
     def metrics(self, detailed: bool = False) -> list[Metric]:
         """New metrics of segmentation."""
-        return [SegmentationMetrics(self.classes), *self.metrics_by_source(SegmentationMetrics)]
+        return [SegmentationMetrics(self.classes), *self.metrics_by_source(lambda: SegmentationMetrics(self.classes))]
 
     def ranking(self) -> PixelAccuracy:
         """The share of an image's pixels that are predicted right."""
         return PixelAccuracy(len(self.classes))
 
 
-def _evenly_spaced(samples: Sequence[Any]) -> Sequence[Any]:
+def evenly_spaced(samples: Sequence[Any]) -> Sequence[Any]:
     """At most 16 of some samples, evenly spaced."""
     return samples[:: -(-len(samples) // _MASKS) or 1]
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from exp.data.loader import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 from exp.vision.data.bands import ImageReader
-from exp.vision.data.masks import IGNORED, NO_DATA
+from exp.vision.data.masks import NO_DATA, markers
 from exp.vision.data.transforms import Pipeline, is_resized
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ImageDataset(Dataset):
 
     A batch has ``image`` (B, C, H, W), uint8 or float32, 0..255; ``index`` (B,), int64; and ``label``: for scenes int64
     (B,), -1: ignored, or with mixed images shares of the K classes, float32 (B, K), all 0: ignored; for masks uint8
-    (B, H, W), 255: ignored. In evaluation with masks, images of different sizes are
+    (B, H, W), 255: ignored, or of values float32, NaN: ignored. In evaluation with masks, images of different sizes are
     padded at the right and at the bottom, and ``sizes`` has (height, width) of each. If the pipeline resizes images,
     labels keep the resolution of the file, at which predictions are measured, and ``label_sizes`` has (H, W) of each.
     In evaluation with several sources, ``source`` has the number of each sample's.
@@ -162,11 +162,14 @@ class ImageDataset(Dataset):
         image, missing = self.read.read_with_missing(path)
         if self.masks is None:
             return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
-        labels = np.full(image.shape[:2], IGNORED, np.uint8) if label is None else self.masks.read(label)
+        ignored, no_data = markers(np.dtype(self.masks.dtype))
+        labels = np.full(image.shape[:2], ignored, self.masks.dtype) if label is None else self.masks.read(label)
+        if labels.shape != image.shape[:2] and hasattr(self.masks, "enlarge"):
+            labels = self.masks.enlarge(labels, image.shape[:2])
         if labels.shape != image.shape[:2]:
             label_size, image_size = (f"{shape[1]}x{shape[0]}" for shape in (labels.shape, image.shape))
             raise DataError(f"{label} is {label_size} pixels, but its image {path} is {image_size}; make the mask anew")
-        return image, labels if missing is None else np.where(missing, np.uint8(NO_DATA), labels)
+        return image, labels if missing is None else np.where(missing, labels.dtype.type(no_data), labels)
 
     def transform(self, number: int, loaded: Loaded) -> tuple[np.ndarray, Any]:
         """Apply the pipeline to a sample, and return image and label; does not change ``loaded``."""
@@ -174,7 +177,8 @@ class ImageDataset(Dataset):
         results = self.pipeline(loaded[0], path, loaded[1])
         if self.masks is not None:
             labels: Any = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
-            label = np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
+            ignored, no_data = markers(labels.dtype)
+            label = np.where(labels == no_data, labels.dtype.type(ignored), labels)
         return self.fill_missing(results, path), label
 
     def collate(self, samples: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:
@@ -198,7 +202,11 @@ class ImageDataset(Dataset):
             ignored = NO_LABEL if num_classes is None else np.zeros(num_classes, np.float32)
             rows = np.array([ignored if label is None else label for label in labels])
             return {"image": image, "label": torch.from_numpy(rows)}
-        batch: dict[str, Any] = {"image": image, "label": _stack_padded(labels, tuple(image.shape[-2:]), IGNORED)}
+        fill = markers(np.dtype(self.masks.dtype))[0]
+        batch: dict[str, Any] = {
+            "image": image,
+            "label": _stack_padded(labels, tuple(image.shape[-2:]), fill, self.masks.dtype),
+        }
         if not self.needs_epoch:
             for key, stacked, arrays in (("sizes", image, images), ("label_sizes", batch["label"], labels)):
                 batch[key] = [tuple((stacked if array is None else array).shape[-2:]) for array in arrays]
@@ -218,21 +226,24 @@ class ImageDataset(Dataset):
         image: np.ndarray = results["img"]
         mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_value_for(path, self.read.fill)
         if mask is not None and fill is not None:
-            missing = mask == NO_DATA
+            missing = mask == markers(mask.dtype)[1]
             if missing.any():
                 image = image.copy()
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.map_statistics(image, path)
 
 
-def _stack_padded(arrays: Sequence[np.ndarray | None], blank: tuple[int, ...], fill: int = 0) -> torch.Tensor:
+def _stack_padded(
+    arrays: Sequence[np.ndarray | None], blank: tuple[int, ...], fill: float = 0, dtype: Any = np.uint8
+) -> torch.Tensor:
     """Stack arrays (..., H, W) of different sizes, with ``fill`` at the right and at the bottom; None: all is ``fill``.
 
-    The result is uint8 if all are, else float32, and contiguous; of the shape ``blank`` each if all are None.
+    The result is of ``dtype``, or float32 if one of them is, and contiguous; of the shape ``blank`` each if all are
+    None.
     """
     present = [array for array in arrays if array is not None]
     shape = np.max([array.shape for array in present] or [blank], axis=0)
-    batch = np.full((len(arrays), *shape), fill, np.result_type(np.uint8, *present))
+    batch = np.full((len(arrays), *shape), fill, np.result_type(dtype, *present))
     for row, array in zip(batch, arrays):
         if array is not None:
             row[tuple(map(slice, array.shape))] = array

@@ -96,10 +96,9 @@ class DistillationDataConfig(SceneDataConfig):
 
 
 @dataclass
-class SegmentationDataConfig(ImageDataConfig):
-    """Images with a mask each (:class:`exp.vision.data.base.SegmentationData`)."""
+class PixelDataConfig(ImageDataConfig):
+    """Keys of images with a label for each pixel."""
 
-    _target_: str = "exp.vision.data.base.SegmentationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.MaskFolders"})
     images: str = "images"
     """Name of the folders of images."""
@@ -107,14 +106,36 @@ class SegmentationDataConfig(ImageDataConfig):
     """Name of the folders of masks, beside those of images; a mask has its image's name."""
     splits: Optional[Dict[str, List[str]]] = field(default_factory=dict)
     """Instead of ``split_ratio``: train, val and test -> patterns of image paths below ``root``."""
+    gsd: Optional[float] = None
+    """Ground sampling distance of the training images in meters per pixel, at which other images are predicted, and
+    for areas of files without georeference; null: that of the first training image, if it is georeferenced."""
+
+
+@dataclass
+class RegressionDataConfig(PixelDataConfig):
+    """Images with a value for each pixel (:class:`exp.vision.data.regression.RegressionData`)."""
+
+    _target_: str = "exp.vision.data.regression.RegressionData"
+    masks: str = "targets"
+    """Name of the folders of rasters of one band, beside those of images; a raster has its image's name and size, or
+    cells of n x n pixels."""
+    target_range: List[float] = MISSING
+    """[low, high] of the targets, in their unit. Values outside do not count, like those that a file declares as no
+    data; predictions are within it."""
+    unit: str = ""
+    """Unit of the targets, such as m; empty: not known."""
+
+
+@dataclass
+class SegmentationDataConfig(PixelDataConfig):
+    """Images with a mask each (:class:`exp.vision.data.base.SegmentationData`)."""
+
+    _target_: str = "exp.vision.data.base.SegmentationData"
     palette: Optional[Dict[str, str]] = field(default_factory=dict)
     """Masks of colors: class -> "RRGGBB"; empty: masks of class numbers, with names in ``classes``."""
     ignore_colors: List[str] = field(default_factory=list)
     """Masks of colors: colors of ignored pixels. Unknown colors are ignored, too, but counted in the result; a mask
     with more than a tenth of them is refused."""
-    gsd: Optional[float] = None
-    """Ground sampling distance of the training images in meters per pixel, at which other images are predicted, and
-    for areas of files without georeference; null: that of the first training image, if it is georeferenced."""
     label_map: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])

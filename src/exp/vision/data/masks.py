@@ -29,10 +29,16 @@ __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
 IGNORED = 255  # the label of ignored pixels
 NO_DATA = 254  # within a pipeline, the label of pixels without image data; after it, these are IGNORED
+_AMONG_VALUES = (np.nan, -np.inf)  # their counterparts in targets of numbers
 _UNKNOWN_LABEL = 254
 _MOST_UNKNOWN = 0.1  # largest share of pixels of unknown colors in a mask
 _NODATA_TAG = 42113  # of GDAL, in TIFFs
 _PHOTOMETRIC, _MIN_IS_WHITE = 262, 0  # tag of TIFFs, and its value for inverted gray
+
+
+def markers(labels: np.dtype[Any]) -> tuple[float, float]:
+    """What marks ignored pixels, and within a pipeline pixels without image data, in labels of this dtype."""
+    return _AMONG_VALUES if labels.kind == "f" else (IGNORED, NO_DATA)
 
 
 class IndexMasks:
@@ -51,6 +57,8 @@ class IndexMasks:
     Raises:
         DataError: ``values`` has a number that is no class.
     """
+
+    dtype = np.uint8
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
         not_classes = [value for value, label in (values or {}).items() if not 0 <= label < num_classes]
@@ -78,10 +86,7 @@ class IndexMasks:
         Raises:
             DataError: the file cannot be read, is a JPEG, or has values that are neither classes nor ignored.
         """
-        _refuse_jpeg(path)
-        read_bytes(path)  # refuses truncated files, and several pages
-        with name_errors(path):
-            values, nodata, missing = _read_values(path)
+        values, nodata, missing = read_values(path)
         if values.ndim != 2 or values.dtype.kind not in "iuf":
             raise DataError(
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; masks of "
@@ -137,8 +142,19 @@ def _read_nodata(path: str | os.PathLike[str]) -> float | None:
         return None if value is None else float(str(value).strip("\0 "))
 
 
+def read_values(path: str | os.PathLike[str]) -> tuple[np.ndarray, float | None, np.ndarray | None]:
+    """The values of a file without its transparency, the value that means no data, and where pixels are missing.
+
+    Raises:
+        DataError: the file cannot be read, or is a JPEG.
+    """
+    _refuse_jpeg(path)
+    read_bytes(path)  # refuses truncated files, and several pages
+    with name_errors(path):
+        return _read_values(path)
+
+
 def _read_values(path: str | os.PathLike[str]) -> tuple[np.ndarray, float | None, np.ndarray | None]:
-    """The values of a file without its transparency, the value that means no data, and where pixels are missing."""
     nodata = _read_nodata(path)
     if uses_rasterio(path):
         with open_raster(path) as file:
@@ -173,6 +189,8 @@ class ColorMasks:
         colors: ``RRGGBB`` of each class, or by class number.
         ignored: colors of ignored pixels.
     """
+
+    dtype = np.uint8
 
     def __init__(self, colors: Sequence[str] | Mapping[int, str], ignored: Sequence[str] = ()) -> None:
         numbers = colors if isinstance(colors, Mapping) else dict(enumerate(colors))

@@ -36,6 +36,12 @@ def _check(name: str, config: Any) -> None:
         )
     if hasattr(config, "palette"):
         _check_masks(config, layout.defines_classes)
+    splits = getattr(config, "splits", None)
+    if splits and not {"train", "val"} <= set(splits) <= set(SPLITS):
+        raise DataError(f"data.splits names {', '.join(splits)}; it must have train and val, and may have test")
+    limits = list(getattr(config, "target_range", (0.0, 1.0)))
+    if len(limits) != 2 or not limits[0] < limits[1]:
+        raise DataError(f"data.target_range={limits} must be [low, high], in the unit of the targets")
     layout.check(data_root(config.root, config.sample_data, name))
 
 
@@ -56,5 +62,3 @@ def _check_masks(config: Any, layout_knows: bool) -> None:
                 "quoted twice, or digits become a number: "
                 "'data.palette={road: \"6E1234\"}' 'data.ignore_colors=[\"6E1234\"]'"
             )
-    if config.splits and not {"train", "val"} <= set(config.splits) <= set(SPLITS):
-        raise DataError(f"data.splits names {', '.join(config.splits)}; it must have train and val, and may have test")

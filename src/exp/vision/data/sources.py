@@ -200,6 +200,7 @@ class MasksBySource:
             for _, label in samples
         }
         self.ignored_note = "pixels that each source ignores do not count"
+        self.dtype = next(reader.dtype for reader in self.readers if reader is not None)
 
     @property
     def unknown(self) -> int:

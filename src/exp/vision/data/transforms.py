@@ -20,7 +20,7 @@ from mmcv.transforms import TRANSFORMS, BaseTransform, Resize
 from exp.config.resolve import check_arguments, instantiate
 from exp.engine.mmengine import lookup_class
 from exp.errors import ConfigError, UnavailableError, nearest
-from exp.vision.data.masks import IGNORED, NO_DATA
+from exp.vision.data.masks import IGNORED, NO_DATA, markers
 
 _ROTATIONS = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
 
@@ -119,10 +119,11 @@ class RandomCrop(BaseTransform):
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Crop."""
         image, mask = results["img"], results.get("gt_seg_map")
-        for _ in range(11 if mask is not None and self.cat_max_ratio < 1.0 else 1):
-            window = self._part(image)
+        window = self._part(image)
+        for _ in range(10 if self.cat_max_ratio < 1.0 else 0):
             if mask is None or self._is_mixed(mask[window]):
                 break
+            window = self._part(image)
         results["img"] = image[window]
         results["img_shape"] = results["img"].shape[:2]
         if mask is not None:
@@ -141,7 +142,7 @@ class RandomCrop(BaseTransform):
 
 @TRANSFORMS.register_module(force=True)
 class PadTo(BaseTransform):
-    """Pad at the right and at the bottom: an image of any number of channels with zeros, a mask with 255.
+    """Pad at the right and at the bottom: an image of any number of channels with zeros, a mask as ignored.
 
     Args:
         size: side in pixels, or (height, width); larger images stay as they are.
@@ -152,8 +153,9 @@ class PadTo(BaseTransform):
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Pad."""
-        for key, value in (("img", 0), ("gt_seg_map", IGNORED)):
+        for key in ("img", "gt_seg_map"):
             pixels: Any = results.get(key)
+            value = 0 if key == "img" or pixels is None else markers(pixels.dtype)[0]
             shape = self.size if pixels is None else pixels.shape
             padding = [(0, max(side - extent, 0)) for side, extent in zip(self.size, shape)]
             if any(after for _, after in padding):
