@@ -172,7 +172,7 @@ def defined() -> frozenset[str]:
 
 # Attributes of others, which a version, a package or an object may lack.
 FOREIGN_ATTRIBUTES = {
-    "Python": {"__func__", "__name__", "_fields", "orig_argv", "safe_path"},
+    "Python": {"__file__", "__func__", "__name__", "_fields", "orig_argv", "safe_path"},
     "torch": {
         "Stream", "TorchDispatchMode", "TorchFunctionMode", "_schema", "amp", "conv", "full_tensor", "gcnArchName",
         "get_backend_config", "inner_exception", "is_backend_available", "is_mutable", "set_device_index",

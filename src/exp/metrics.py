@@ -47,11 +47,14 @@ class Metric(abc.ABC):
         names: names of the metrics that :meth:`compute` returns; none of :data:`LINE_KEYS`.
         greater_is_better: whether larger values are better; every class must set or inherit it.
         units: unit of a metric by name, where the name does not say it.
+        baseline_of: names of metrics of a prediction without training, such as the last value, each with the metric
+            that it is compared with; a report says which runs lose to them.
     """
 
     names: Sequence[str] = ()
     greater_is_better: bool
     units: Mapping[str, str] = MappingProxyType({})
+    baseline_of: Mapping[str, str] = MappingProxyType({})
 
     @abc.abstractmethod
     def reset(self) -> None:
@@ -83,6 +86,17 @@ class Metric(abc.ABC):
         Args:
             distributed: its ``sum(tensor)`` adds a CPU tensor over all ranks, in place.
         """
+
+    def sample_sums(self) -> tuple[Mapping[str, torch.Tensor], torch.Tensor] | None:
+        """What each sample of this rank adds to the metrics that are means over samples, in the order of updates.
+
+        Reports test with it whether a difference is more than noise. Called after :meth:`compute`.
+
+        Returns:
+            By name of a metric its sums (N,), and the weights (N,) of the samples: the metric is the sum of the former
+            divided by the sum of the latter. None: no metric is such a mean.
+        """
+        return None
 
     def tables(self) -> list[Table]:
         """The metrics in detail, for ``task=eval``; called after :meth:`compute`."""
@@ -125,6 +139,11 @@ class SampleMetric(Metric):
             actual = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise _error(self, f".per_sample must give a tensor (B,), not {actual}")
         self.values.append(values.detach().float())
+
+    def sample_sums(self) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+        """The values, and weight 0 for samples without one."""
+        values = torch.cat([torch.empty(0), *(value.cpu() for value in self.values)])
+        return {self.names[0]: torch.nan_to_num(values)}, (~torch.isnan(values)).float()
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The mean over all samples of all ranks.
@@ -184,6 +203,11 @@ class Evaluator:
     def units(self) -> dict[str, str]:
         """Unit of a metric by name."""
         return {name: unit for metric in self.metrics for name, unit in metric.units.items()}
+
+    @property
+    def baselines(self) -> dict[str, str]:
+        """The metrics that are those of a baseline, with the metric that they compare with."""
+        return {name: other for metric in self.metrics for name, other in metric.baseline_of.items()}
 
     def reset(self) -> None:
         """Reset all metrics."""

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.config.shares import split_batch
 from exp.hardware.backend import usable_cores
+from exp.runs.files import write_json
+from exp.runs.inputs import describe_inputs
 from exp.trackers import base as trackers
 
 if TYPE_CHECKING:
@@ -116,8 +118,8 @@ class Session:
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
-        data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.fingerprint`); on rank 0 of a
-            training.
+        data_files: fingerprint of the data files, for checkpoints and ``inputs.json`` (:mod:`exp.data.fingerprint`);
+            on rank 0 of a training or an evaluation.
         extensions: functions with which the data extend the run (:class:`exp.data.extensions.DataExtensions`).
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
         changed: settings in which a resumed training differs from the earlier run.
@@ -196,7 +198,8 @@ class Session:
             self._on_model.pop(0)(model)
 
     def start_run(self) -> None:
-        """Start the run: replace the records of an earlier run in the folder, run registered actions, open trackers.
+        """Start the run: replace the records of an earlier run in the folder, run registered actions, write
+        ``inputs.json``, open trackers.
 
         Called by every rank at the same point: after the first training step, or before the first evaluation. Until
         then the records of an earlier run are unchanged. Calls after the first do nothing.
@@ -210,6 +213,7 @@ class Session:
             self.folder.commit_pending(self.config.overwrite)
             for action in self._on_start:
                 action()
+            write_json(self.folder.inputs, describe_inputs(self.data_files))
             self.reporters = trackers.start(self.config.logger, self.folder, self.print)
         self.clear_callbacks()
         if self.has_pending:

@@ -20,13 +20,14 @@ from exp.checks.check import FAILED, OK, SKIPPED, WARNING, CheckResult, Journal,
 from exp.checks.child import ChildEnd, config_dir_args, overrides_without, run_exp
 from exp.config.compose import sets_output_dir
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
-from exp.hardware.environment import git_revision, package_versions, reported_variables
+from exp.hardware.environment import package_versions, reported_variables
 from exp.hardware.registry import create_backend
 from exp.launcher.freeze import check_hardware, compose_run
 from exp.plugins import installed
 from exp.report.formats import Table, as_markdown, count_words
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.folder import RunFolder
+from exp.runs.inputs import git_revision
 from exp.runs.lock import RunLock
 from exp.task import create_task, task_class
 

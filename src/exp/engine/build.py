@@ -60,6 +60,12 @@ def build_data(session: Session) -> Data:
     return data
 
 
+def fingerprint_data(session: Session) -> None:
+    """Take the fingerprint of the data files, for checkpoints and ``inputs.json``, on rank 0."""
+    if session.distributed.is_main and session.extensions.fingerprint is not None:
+        session.data_files = session.extensions.fingerprint()
+
+
 def data_record(session: Session, data: Data) -> dict[str, Any]:
     """The entries about the data in ``result.json``. A collective."""
     record = session.extensions.record

@@ -12,9 +12,17 @@ from mmengine.structures import BaseDataElement
 from exp.data.base import Prediction
 from exp.data.extensions import RankedSample
 from exp.data.loader import to_device
-from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for, eval_split
+from exp.engine.build import (
+    build_data,
+    build_evaluator,
+    build_model,
+    data_record,
+    dataset_for,
+    eval_split,
+    fingerprint_data,
+)
 from exp.engine.loops import EvalLoop
-from exp.engine.result import draw_pictures, make_result
+from exp.engine.result import draw_pictures, make_result, write_samples
 from exp.engine.wrapper import place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 from exp.runs.files import csv_content, write_atomically
@@ -49,6 +57,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     """
     data = build_data(session)
     model = build_model(session, data)
+    fingerprint_data(session)
     test = dataset_for(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
     task, extensions = session.config.task, session.extensions
@@ -57,6 +66,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     model = place_and_wrap(model, session, trains=False).eval()
     session.start_run()  # a collective, so before the first batch: ranks may have different numbers of batches
     values = measure(session, data, model, evaluator, on_batch=None if ranking is None else ranking.add)
+    write_samples(session, evaluator, eval_split(session, data, "test").sampler)
     draw = extensions.draw_samples
     if ranking is not None and draw is not None:
         worst, best = ranking.worst_and_best(session.distributed, task.worst, task.best)

@@ -49,6 +49,7 @@ class LossMeter:
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, float] = {}  # not whole numbers after a resume with another number of ranks
+        self._single: list[torch.Tensor] = []  # the loss of each micro-batch, on the device
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Add one micro-batch's losses (0-dim tensors on the device).
@@ -67,6 +68,13 @@ class LossMeter:
                 raise _wrong_losses(f"{name}, a {type(value).__name__}{shape}")
             else:
                 self.sums[name], self._counts[name] = value.detach().float().clone(), 1
+        if "loss" in losses:  # a copy: a compiled model may reuse the memory of its outputs
+            self._single.append(losses["loss"].detach().float().clone())
+
+    def read_single(self) -> list[float]:
+        """Read the loss of each micro-batch since the last reading; call it after :meth:`read`, which has waited."""
+        single, self._single = self._single, []
+        return torch.stack(single).cpu().tolist() if single else []
 
     def read(self) -> dict[str, float]:
         """Read the mean of each loss, over the micro-batches that had it since the last reading, and reset the sums.
@@ -166,8 +174,8 @@ class MetricsHook(Hook):
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
         group = runner.distributed_group
         times, losses = runner.rank_times, runner.losses.read()
-        gathered = group.gather((losses, None if times is None else times.read()))
-        by_rank: list[dict[str, float]] = [rank_losses for rank_losses, _ in gathered]
+        gathered = group.gather((losses, None if times is None else times.read(), runner.losses.read_single()))
+        by_rank: list[dict[str, float]] = [rank_losses for rank_losses, *_ in gathered]
         weights = self._loop.sampler.weights
         now, steps = time.perf_counter(), self._steps_since_mark
         seconds, samples = now - self._mark, steps * self._loop.sampler.global_batch_size
@@ -203,8 +211,9 @@ class MetricsHook(Hook):
         record.update(fallbacks)
         if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
             record.update(_device_usage(runner.backend))
-        slow = times.compare([figures for _, figures in gathered], seconds / steps, step) if times and steps else []
-        self._write(runner, "train", step, record, slow_ranks=slow)
+        slow = times.compare([figures for _, figures, _ in gathered], seconds / steps, step) if times and steps else []
+        of_steps = _loss_of_steps([single for *_, single in gathered], weights, self._loop.accumulate)
+        self._write(runner, "train", step, record, slow_ranks=slow, loss_of_steps=of_steps if len(of_steps) > 1 else [])
         self._rate = f"lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
         self.progress.set_text([self._losses, self._rate], line=False)
 
@@ -272,6 +281,19 @@ class MetricsHook(Hook):
             with self.path.open("a", encoding="utf-8") as file:  # closed, so that other machines see the line (NFS)
                 file.write(to_json({**record, **{key: other for key, other in others.items() if other}}) + "\n")
             runner.session.log_scalars({name: float(value) for name, value in scalars.items()}, step)
+
+
+def _loss_of_steps(by_rank: Sequence[Sequence[float]], weights: Sequence[float], accumulate: int) -> list[float]:
+    """The mean loss of each step, over its samples on all ranks, with the nine digits of a float32."""
+    steps = min(map(len, by_rank)) // accumulate
+    of_ranks = (
+        [sum(single[step * accumulate : (step + 1) * accumulate]) for step in range(steps)] for single in by_rank
+    )
+    total = sum(weights) * accumulate
+    return [
+        float(f"{sum(value * weight for value, weight in zip(values, weights)) / total:.9g}")
+        for values in zip(*of_ranks)
+    ]
 
 
 def _nan_hint(batch: Any) -> str:

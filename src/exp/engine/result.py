@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import time
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
+import numpy as np
+import torch
 from omegaconf import OmegaConf
 
 from exp.engine.wrapper import is_sharded, unwrapped
@@ -64,6 +67,7 @@ def make_result(
         metric_name=metric_name,
         metric=value,
         metric_units={} if evaluator is None else evaluator.units,
+        baselines={} if evaluator is None else evaluator.baselines,
         greater_is_better=evaluator is not None and evaluator.greater_is_better,
         reference=None if part or not config.record.reference else OmegaConf.to_container(config.record.reference),
         trained_in=config.record.trained_in,
@@ -97,6 +101,37 @@ def make_result(
         report = {"metric": result["metric_name"], "measured_on": split, "value": number}
         result[role] = None if number is None else report
     return result
+
+
+def write_samples(session: Session, evaluator: Evaluator, sampler: Any) -> None:
+    """Write ``test_samples.npz``: what each sample of the test split adds to the metrics. A collective.
+
+    By name of a metric, float32 (N,) in the order of the split, scaled so that their mean is the metric. Nothing is
+    written if no metric is a mean over samples (:meth:`exp.metrics.Metric.sample_sums`).
+
+    Args:
+        session: the session.
+        evaluator: after ``compute``.
+        sampler: yields the indices of each batch of this rank.
+    """
+    sums = [metric.sample_sums() for metric in evaluator.metrics]
+    order = torch.cat([torch.empty(0, dtype=torch.long), *sampler])
+    by_rank = session.distributed.gather_to_main((order, sums))
+    if not session.distributed.is_main:
+        return
+    places = torch.argsort(torch.cat([order for order, _ in by_rank]))
+    arrays = {}
+    for parts in zip(*(sums for _, sums in by_rank)):
+        if any(part is None or len(part[1]) != len(order) for part, (order, _) in zip(parts, by_rank)):
+            continue  # it does not have a value for each sample
+        weights = torch.cat([weights for _, weights in parts]).double().mean()
+        for name in parts[0][0]:
+            values = torch.cat([values[name] for values, _ in parts])[places]
+            arrays[name] = (values.double() / weights).float().numpy()
+    if arrays:
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_atomically(session.folder.test_samples, content.getvalue())
 
 
 def _measured_part(config: Any) -> str | None:

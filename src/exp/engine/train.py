@@ -13,13 +13,21 @@ from exp.config.resolve import is_exp_class
 from exp.console import format_bytes
 from exp.data.loader import TrainBatchSampler, device_loader, make_loader, to_device
 from exp.distributed import rng_state, seed_everything, set_rng_state
-from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for, eval_split
+from exp.engine.build import (
+    build_data,
+    build_evaluator,
+    build_model,
+    data_record,
+    dataset_for,
+    eval_split,
+    fingerprint_data,
+)
 from exp.engine.checkpoint.resume import find_resume
 from exp.engine.invariance import SplitCheck
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import build_hooks
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.result import draw_pictures, make_result, training_pictures
+from exp.engine.result import draw_pictures, make_result, training_pictures, write_samples
 from exp.engine.schedules import vanished_rate
 from exp.engine.trainer import Trainer
 from exp.engine.wrapper import awaited_parameters, forward, is_sharded, place_and_wrap, unwrapped
@@ -55,8 +63,7 @@ def train(
     """
     data = build_data(session)
     model = build_model(session, data, for_training=True)
-    if session.distributed.is_main and session.extensions.fingerprint is not None:
-        session.data_files = session.extensions.fingerprint()
+    fingerprint_data(session)
     with _with_out_of_memory_advice(session, fitting_batch):
         trainer = build_trainer(session, data, model)
         metrics_hook, tests = trainer.metrics_hook, trainer.test_loop
@@ -68,6 +75,7 @@ def train(
             trainer.train(load)
             content, tested_entries = trainer.checkpoints.select_test_weights(trainer)
             metrics = trainer.test(content)
+            write_samples(session, tests.evaluator, tests.dataloader.sampler)
         finally:  # restores the terminal, and ends the loader processes, also after an error
             metrics_hook.progress.stop()
             trainer.close()

@@ -203,6 +203,7 @@ class ForecastMetrics(WindowMetric):
             names += ["mse_naive", "mae_naive"]
             names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
         self.names = names
+        self.baseline_of = {name: name.partition("_")[0] for name in names if name.endswith("naive")}
         # Beside the names: the cells of series with a scale, and squared errors that only the verdict shows.
         others = [] if baselines is None else ["the mean of the lookback", *["zero"] * (baselines.zero is not None)]
         self._other_names = ["scaled"] * (self._weights is not None) + others
@@ -304,6 +305,13 @@ class ForecastMetrics(WindowMetric):
         if self.baselines is not None:
             self.baselines.verdict = _verdict(metrics, self.baselines.season, others)
         return metrics
+
+    def sample_sums(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Errors of each window, weighted by its cells with a truth: those of the model, and of the naive forecasts."""
+        if not self._windows:
+            return {name: torch.empty(0) for name in ("mse", "mae", *self.baseline_of)}, torch.empty(0)
+        windows = torch.cat(self._windows, dim=1).cpu()
+        return {name: windows[self.names.index(name)] for name in ("mse", "mae", *self.baseline_of)}, windows[-1]
 
     def _by_series(self, distributed: Distributed) -> dict[str, torch.Tensor]:
         """The errors of each series, float64 (S,); NaN where it has no window with a truth, or no scale."""

@@ -10,19 +10,18 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import exp
+from exp.runs.inputs import git_revision
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 __all__ = [
-    "SHM", "describe_environment", "git_revision", "package_versions", "process_limits", "reported_variables",
-    "version_of",
+    "SHM", "describe_environment", "package_versions", "process_limits", "reported_variables", "version_of",
 ]  # fmt: skip
 
 SHM = "/dev/shm"  # noqa: S108 - only its size is read
@@ -39,7 +38,7 @@ _VARIABLES = (
 
 
 def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Content of ``env.json``: versions, host, git revision and devices."""
+    """Content of ``env.json``: versions, host, git revision, variables and devices."""
     return {
         "exp": exp.__version__,
         "git_revision": git_revision(Path(exp.__file__).parent),
@@ -49,6 +48,7 @@ def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dic
         "host": socket.gethostname(),
         "cpu_count": os.cpu_count(),
         "packages": package_versions(),
+        "variables": reported_variables(backend),
         "backend": backend.name,
         "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1, single_node=True)},
         "devices": devices,
@@ -67,15 +67,6 @@ def version_of(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
-
-
-def git_revision(folder: Path) -> str | None:
-    """The commit of ``folder``, with ``-dirty`` if files differ from it; None outside a git checkout."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
         return None
 
 

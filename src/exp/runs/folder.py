@@ -28,8 +28,9 @@ _RECORD_FILES = ("result.json", "config.yaml", "overrides.yaml", "env.json", "me
 _END_CLAIM = "recorded"  # a file in ``logs``
 _LOG_DIRS = {"logs", "slurm", "tensorboard", "trackers"}
 _OUTPUTS = (  # files of exp's own tasks; without logs, since a new start appends to them
-    "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "metrics.jsonl", "metrics_*.csv",
-    "parity.json", "plots", "predictions", "reference", "tensorboard", "tested", "trace.npz", "trackers",
+    "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "inputs.json", "metrics.jsonl",
+    "metrics_*.csv", "parity.json", "plots", "predictions", "reference", "tensorboard", "test_samples.npz", "tested",
+    "trace.npz", "trackers",
 )  # fmt: skip
 
 
@@ -49,8 +50,10 @@ class RunFolder:
         self.config = self.path / "config.yaml"
         self.overrides = self.path / "overrides.yaml"
         self.env = self.path / "env.json"
+        self.inputs = self.path / "inputs.json"
         self.result = self.path / "result.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.test_samples = self.path / "test_samples.npz"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.pending_dir = self.path / ".start"
@@ -119,13 +122,18 @@ class RunFolder:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write ``result.json``, with the run's id and digests of itself, configuration, records and checkpoints."""
-        digests = {path.name: file_digest(path) for path in (self.config, self.metrics) if path.is_file()}
+        digests = {path.name: file_digest(path) for path in self._digested if path.is_file()}
         for path in sorted(self.checkpoints.glob("*.pth")):
             seal = read_seal(path)
             digests[path.relative_to(self.path).as_posix()] = file_digest(path) if seal is None else seal.digest
         content = json.loads(to_json({**result, "run_id": self.run_id(), "digests": digests}))
         content["digests"][self.result.name] = digest_without_self(content, self.result.name)
         write_json(self.result, content)
+
+    @property
+    def _digested(self) -> tuple[Path, ...]:
+        """The records whose digests ``result.json`` has, besides checkpoints."""
+        return self.config, self.inputs, self.metrics, self.test_samples
 
     def saved_identity(self) -> dict[str, Any]:
         """``run_id`` and, once the run has ended, ``digests`` of its checkpoints; empty: no run has written its id."""
@@ -144,7 +152,7 @@ class RunFolder:
             result: content of ``result.json``; files without a digest there (older versions) are not checked.
         """
         digests = result.get("digests") or {}
-        recorded = [path for path in (self.config, self.metrics) if path.name in digests]
+        recorded = [path for path in self._digested if path.name in digests]
         return [path.name for path in recorded if not path.is_file() or file_digest(path) != digests[path.name]]
 
     def records(self, tail: int | None = None) -> list[dict[str, Any]]:

@@ -65,6 +65,7 @@ def empty_result(config: Any) -> dict[str, Any]:
         "experiment": config.name,
         "metrics": {},
         "metric_units": {},
+        "baselines": {},
         "greater_is_better": False,
         "measured_on": "test",
         "differs": [],

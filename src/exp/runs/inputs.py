@@ -1,0 +1,87 @@
+"""What a run was made of besides its configuration: the user's code, exp's own changes, packages, and data files.
+
+``inputs.json`` has it, so that ``task=why`` can say how two runs differ. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Mapping
+
+import exp
+
+__all__ = ["describe_inputs", "git_output", "git_revision"]
+
+_MAX_CHARS = 200_000  # of a module or a diff; of a larger one only the digest is kept
+_MAX_MODULES = 200
+_NOT_THE_USERS = ("__main__", "exp", "hydra_plugins")
+
+
+def describe_inputs(data_files: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Content of ``inputs.json``: what a process that has begun its work has loaded.
+
+    Args:
+        data_files: fingerprint of the data files (:mod:`exp.data.fingerprint`); None: not known.
+
+    Returns:
+        ``data_files``; ``exp_changes``, the difference of exp's checkout from its commit, as git writes it; ``modules``
+        of the user by name, each with ``file``, ``revision`` of its git checkout, ``digest`` and ``source``; and the
+        versions of all installed ``packages``.
+    """
+    checkout = Path(exp.__file__).parent
+    return {
+        "data_files": data_files,
+        # Of what computes; paths are relative to exp's package.
+        "exp_changes": (git_output(checkout, "diff", "HEAD", "--", ".", "../../backends") or "")[:_MAX_CHARS],
+        "modules": _user_modules(),
+        "packages": {
+            str(distribution.metadata["Name"]): distribution.version for distribution in metadata.distributions()
+        },
+    }
+
+
+def git_revision(folder: Path) -> str | None:
+    """The commit of ``folder``, with ``-dirty`` if files differ from it; None outside a git checkout."""
+    return git_output(folder, "describe", "--always", "--dirty", "--abbrev=40")
+
+
+def git_output(folder: Path, *arguments: str) -> str | None:
+    """What a command of git prints in ``folder``; None: nothing, or it fails, as outside a checkout."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _user_modules() -> dict[str, dict[str, Any]]:
+    """The imported modules that belong neither to exp nor to Python, and are not installed."""
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    modules: dict[str, dict[str, Any]] = {}
+    revisions: dict[Path, str | None] = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not str(file).endswith(".py") or name.partition(".")[0] in _NOT_THE_USERS or len(modules) == _MAX_MODULES:
+            continue
+        path = Path(file).resolve()
+        try:
+            content = None if installed.intersection(path.parents) else path.read_bytes()
+        except OSError:  # it was deleted, or is in an archive
+            content = None
+        if content is not None:
+            if path.parent not in revisions:
+                revisions[path.parent] = git_revision(path.parent)
+            text = content.decode("utf-8", "replace")
+            modules[name] = {
+                "file": str(path),
+                "revision": revisions[path.parent],
+                "digest": hashlib.sha256(content).hexdigest(),
+                "source": text if len(text) <= _MAX_CHARS else None,
+            }
+    return modules
