@@ -39,7 +39,7 @@ def make_run(tmp_path):
         chosen = {"experiment": settings.name, "task": settings.task.name, "backend": settings.backend.name,
                   "data": "etth1", "model": "timebridge_small", "optim": "adam", "schedule": "onecycle"}  # fmt: skip
         recorded = {key: given.get(key, choice) for key, choice in chosen.items()}
-        record = OmegaConf.merge({"chosen": recorded}, settings.pop("record", {}))
+        record = OmegaConf.merge({"chosen": recorded, "follows": {"data.seed": "seed"}}, settings.pop("record", {}))
         (folder / "env.json").write_text(json.dumps({"record": OmegaConf.to_container(record)}))
         OmegaConf.save(settings, folder / "config.yaml")
         OmegaConf.save(OmegaConf.create(list(overrides)), folder / "overrides.yaml")

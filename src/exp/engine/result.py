@@ -120,7 +120,7 @@ def write_samples(session: Session, evaluator: Evaluator, sampler: Any) -> None:
     if not session.distributed.is_main:
         return
     places = torch.argsort(torch.cat([order for order, _ in by_rank]))
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for parts in zip(*(sums for _, sums in by_rank)):
         if any(part is None or len(part[1]) != len(order) for part, (order, _) in zip(parts, by_rank)):
             continue  # it does not have a value for each sample

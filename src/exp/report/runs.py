@@ -6,10 +6,13 @@ import glob
 import math
 import os
 import re
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Sequence
+
+import numpy as np
 
 from exp.config.sources import task_class_by_name
 from exp.console import printable
@@ -72,6 +75,21 @@ class Run:
         values.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
         values["selected_by"] = validation_metric(self.result)
         return {title: value for title, value in values.items() if is_number(value)}
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """Content of ``inputs.json`` (:mod:`exp.runs.inputs`); empty: none is recorded."""
+        content: dict[str, Any] = _parsed(RunFolder(self.folder).inputs, dict, [])
+        return content
+
+    @cached_property
+    def samples(self) -> dict[str, Any]:
+        """By name of a metric its values of the test samples, float32 (N,); empty: none are recorded."""
+        try:
+            with np.load(RunFolder(self.folder).test_samples) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except (OSError, ValueError, zipfile.BadZipFile):  # numpy raises these for missing and damaged files
+            return {}
 
     def records(self) -> list[dict[str, Any]]:
         """The records of ``metrics.jsonl``; empty if there is no such file."""

@@ -55,7 +55,9 @@ def differing(runs: Sequence[Run]) -> list[str]:
         values_by_key.update((other, column(runs, other)) for other in ([key] if key in groups else below))
     for key in groups + unequal:  # keys that no override names
         values = column(runs, key)
-        if key not in values_by_key and key != "batch_size" and not _follows(values, key, values_by_key):
+        if key in values_by_key or key == "batch_size" or _follows(values, key, values_by_key):
+            continue
+        if not any(run.config.get(f"record.follows.{key}") in unequal for run in runs):
             values_by_key[key] = values
     if "batch_size" in values_by_key and "global_batch_size" not in overridden_keys:
         values_by_key.pop("global_batch_size", None)  # one of them is derived from the other
@@ -102,7 +104,9 @@ def _follows(values: list[Any], key: str, values_by_key: dict[str, list[Any]]) -
         choices = list(map(canonical, values_by_key[cause]))
         if len(set(zip(choices, own_values))) == len(set(choices)):  # equal choices always have equal values
             return True
-    return any(own_values == list(map(canonical, other)) for other in values_by_key.values())
+    # What keys of model and data refer to is recorded (record.follows); of others, equal values show it.
+    recorded = key.startswith(("model.", "data."))
+    return not recorded and any(own_values == list(map(canonical, other)) for other in values_by_key.values())
 
 
 def _differ(values: Sequence[Any]) -> bool:
@@ -143,11 +147,17 @@ class Group:
         by_seed: dict[Hashable, list[Run]] = {}
         for run in self.counted:
             by_seed.setdefault(_seeds(run), []).append(run)
-        self._by_seed = list(by_seed.values())
+        self._by_seed = by_seed
         self.n, seeds = len(by_seed), len(set(map(_seeds, runs)))
         self.n_text = str(seeds) if self.n == seeds else f"{self.n} of {seeds}"
         self.names = " ".join(run.name for run in runs)
         self.score, self.reported = self.mean("selected_by"), self.mean("metric")
+
+    def by_seed(self, title: str) -> dict[Hashable, float]:
+        """A number by seed; if a seed was run several times, their mean. Empty: one of the runs has no value."""
+        if any(title not in run.numbers for run in self.counted):
+            return {}
+        return {seed: statistics.mean(run.numbers[title] for run in runs) for seed, runs in self._by_seed.items()}
 
     def mean(self, title: str) -> Mean | None:
         """The mean of a number over the seeds; if a seed was run several times, the mean of its runs counts once.
@@ -159,10 +169,9 @@ class Group:
             None if no run counts, or one of them has no value: a mean over fewer seeds than the row states would
             mislead.
         """
-        values_by_seed: list[list[Any]] = [[run.numbers.get(title) for run in seed_runs] for seed_runs in self._by_seed]
-        if not values_by_seed or any(None in seed_runs for seed_runs in values_by_seed):
+        values = list(self.by_seed(title).values())
+        if not values:
             return None
-        values = [statistics.mean(seed_runs) for seed_runs in values_by_seed]
         return Mean(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 

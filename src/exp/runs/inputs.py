@@ -19,7 +19,7 @@ __all__ = ["describe_inputs", "git_output", "git_revision"]
 
 _MAX_CHARS = 200_000  # of a module or a diff; of a larger one only the digest is kept
 _MAX_MODULES = 200
-_NOT_THE_USERS = ("__main__", "exp", "hydra_plugins")
+_NOT_THE_USERS = ("__main__", "__mp_main__", "exp", "hydra_plugins")
 
 
 def describe_inputs(data_files: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def _user_modules() -> dict[str, dict[str, Any]]:
     modules: dict[str, dict[str, Any]] = {}
     revisions: dict[Path, str | None] = {}
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not str(file).endswith(".py") or name.partition(".")[0] in _NOT_THE_USERS or len(modules) == _MAX_MODULES:
+        file = str(getattr(module, "__file__", None))
+        if not file.endswith(".py") or name.partition(".")[0] in _NOT_THE_USERS or len(modules) == _MAX_MODULES:
             continue
         path = Path(file).resolve()
         try:

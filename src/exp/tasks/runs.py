@@ -18,30 +18,38 @@ __all__ = ["Attach", "Clean", "Report", "Track", "Watch"]
 
 
 @dataclass
-class _OfRuns(ParentTask):
+class OfRuns(ParentTask):
     run: Any = None
     """A run folder, a sweep's folder, a glob, or a list of these."""
 
-    def find(self) -> tuple[list[str], list[Run]]:
-        """The paths in ``run``, and the runs that they name.
+    def given_paths(self) -> list[str]:
+        """The paths in ``run``.
 
         Raises:
-            ConfigError: ``run`` is not set or empty, or there are no runs.
+            ConfigError: ``run`` is not set or empty.
         """
         from exp.config.compose import check_not_empty
-        from exp.report.runs import find_runs
 
         if self.run is None:
             raise ConfigError(
                 f"task={self.name} needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>"
             )
         check_not_empty("run", self.run)
-        paths = [str(path) for path in self.run] if isinstance(self.run, list) else [str(self.run)]
-        return paths, find_runs(paths)
+        return [str(path) for path in self.run] if isinstance(self.run, list) else [str(self.run)]
+
+    def find(self) -> list[Run]:
+        """The runs that ``run`` names.
+
+        Raises:
+            ConfigError: ``run`` is not set or empty, or there are no runs.
+        """
+        from exp.report.runs import find_runs
+
+        return find_runs(self.given_paths())
 
 
 @named_task
-class Report(_OfRuns):
+class Report(OfRuns):
     """Compares runs in a table and on a page."""
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
@@ -55,7 +63,7 @@ class Report(_OfRuns):
         from exp.report.page import write_report
         from exp.report.tables import results_tables
 
-        paths, runs = self.find()
+        paths, runs = self.given_paths(), self.find()
         folder = Path(config.output_dir)
         if not sets_output_dir(config):
             only = Path(paths[0])
@@ -71,7 +79,7 @@ class Report(_OfRuns):
 
 
 @named_task
-class Clean(_OfRuns):
+class Clean(OfRuns):
     """Shows how much of run folders is of no use any more, or removes it."""
 
     remove: bool = False
@@ -83,7 +91,7 @@ class Clean(_OfRuns):
         from exp.runs.folder import RunFolder
         from exp.runs.lock import live_holder
 
-        _, runs = self.find()
+        runs = self.find()
         terminal, total = console.make_console(), 0
         for run in runs:
             if live_holder(run.folder) is not None:
@@ -99,7 +107,7 @@ class Clean(_OfRuns):
 
 
 @named_task
-class Track(_OfRuns):
+class Track(OfRuns):
     """Sends runs to the trackers of ``logger``, for example runs of a node without network access."""
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
@@ -112,7 +120,7 @@ class Track(_OfRuns):
         from exp.runs.lock import live_holder
         from exp.trackers.base import check, upload_finished
 
-        _, runs = self.find()
+        runs = self.find()
         if not config.logger.trackers:
             raise ConfigError("task=track needs logger=<a tracker, or a list [a,b] of them>; --help lists them")
         check(config.logger)
