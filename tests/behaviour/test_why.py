@@ -24,8 +24,8 @@ class Net(nn.Module):
         return self.second(self.first(x.transpose(1, 2)).relu()).transpose(1, 2)
 """
 RUN = [
-    "data=csv", "data.root=data", "data.file=load.csv", "data.name=load", "data.channels=1", "data.lookback=24", "data.horizon=12",
-    "model=plain", "plugins=[my_net]", "model.module._target_=my_net.Net", "model.loss._target_=torch.nn.MSELoss",
+    "data=csv", "data.root=data", "data.file=load.csv", "data.name=load", "data.channels=1", "data.lookback=24",
+    "data.horizon=12", "model=plain", "plugins=[my_net]", "model.module._target_=my_net.Net", "model.loss._target_=torch.nn.MSELoss",
     "backend=cpu", "global_batch_size=32", "max_epochs=null", "max_steps=6", "log_every=3", "plots=false", "seed=1",
 ]  # fmt: skip
 
