@@ -25,8 +25,9 @@ class Net(nn.Module):
 """
 RUN = [
     "data=csv", "data.root=data", "data.file=load.csv", "data.name=load", "data.channels=1", "data.lookback=24",
-    "data.horizon=12", "model=plain", "plugins=[my_net]", "model.module._target_=my_net.Net", "model.loss._target_=torch.nn.MSELoss",
-    "backend=cpu", "global_batch_size=32", "max_epochs=null", "max_steps=6", "log_every=3", "plots=false", "seed=1",
+    "data.horizon=12", "model=plain", "plugins=[my_net]", "model.module._target_=my_net.Net",
+    "model.loss._target_=torch.nn.MSELoss", "backend=cpu", "global_batch_size=32", "max_epochs=null",
+    "max_steps=6", "log_every=3", "plots=false", "seed=1",
 ]  # fmt: skip
 
 
