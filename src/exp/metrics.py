@@ -209,6 +209,12 @@ class Evaluator:
         """The metrics that are those of a baseline, with the metric that they compare with."""
         return {name: other for metric in self.metrics for name, other in metric.baseline_of.items()}
 
+    @property
+    def alike(self) -> list[str]:
+        """The metrics of the main metric's class, which are better in the same direction; without baselines."""
+        owner = self._owners[self.metric_name]
+        return [name for name in owner.names if name not in owner.baseline_of]
+
     def reset(self) -> None:
         """Reset all metrics."""
         for metric in self.metrics:

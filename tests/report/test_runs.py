@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from exp.report.groups import column, differing
 from exp.report.runs import find_runs
-from exp.report.tables import column, differing
 
 
 def names(runs):

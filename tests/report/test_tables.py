@@ -7,11 +7,13 @@ import io
 import json
 import statistics
 
+import numpy as np
 from rich.console import Console
 
 from exp.report.formats import as_latex, as_markdown, as_rich
+from exp.report.groups import Mean, rankings
 from exp.report.runs import find_runs
-from exp.report.tables import Mean, rankings, results_tables, write_rows
+from exp.report.tables import results_tables, write_rows
 
 
 def names(runs, over_seeds=True):
@@ -118,7 +120,8 @@ def test_seeds_are_one_row_of_the_table_on_the_terminal(make_sweep):
 def test_names_are_no_markup(make_run, tmp_path):
     for number, name in enumerate(["[a_b]", "50% & $x^2$ \\ ~{}#", "a|b *c* <d>"]):
         for seed in (1, 2):
-            make_run(f"{number}{seed}", metric=1e-6 * (number + seed), metric_name="mse_x",
+            metric = 1e-6 * (number + seed)
+            make_run(f"{number}{seed}", metric=metric, metric_name="mse_x", metrics={"mse_x": metric},
                      config={"model.kind": name, "seed": seed})  # fmt: skip
     tables = results_tables(find_runs([tmp_path]), paper=True)
     latex = as_latex(tables)
@@ -148,14 +151,47 @@ def test_rows_of_a_paper_are_data_sets_and_what_differs_on_them(make_run, tmp_pa
         make_run(place, metric=1.0, overrides=overrides, config=config)
         return results_tables(find_runs([tmp_path]), paper=True)[0]
 
-    assert table_with("A96", "a", "A", 96).heads == ["data", "mse"], "a paper says it also where all have the same"
+    assert table_with("A96", "a", "A", 96).heads == ["data", "mse", "mae"], (
+        "a paper says it also where all have the same"
+    )
     for data, horizon in (("B", 1000), ("B", 96), ("A", 1000)):
         table = table_with(f"{data}{horizon}", "a", data, horizon)
-    assert table.heads == ["data", "horizon", "mse"]
+    assert table.heads == ["data", "horizon", "mse", "mae"]
     assert [row[:2] for row in table.rows] == [["A", "96"], ["A", "1000"], ["B", "96"], ["B", "1000"]]
-    assert table_with("other", "c", "A", 96).heads == ["data", "experiment", "horizon", "mse"]
+    assert table_with("other", "c", "A", 96).heads == ["data", "experiment", "horizon", "mse", "mae"]
     labels = [row[0] for row in table_with("again", "c", "A", 96).rows]
     assert {"again", "other"} < set(labels), "nothing else tells these two apart"
+
+
+def test_what_is_better_than_noise_and_what_loses_to_a_baseline(make_run, tmp_path):
+    """b is as good as a up to the noise of three seeds, c is worse, also than repeating the last value."""
+    random = np.random.RandomState(0)
+    for kind, values in {"a": (0.40, 0.41, 0.42), "b": (0.43, 0.41, 0.42), "c": (0.60, 0.61, 0.62)}.items():
+        for seed, value in enumerate(values, 1):
+            recorded = {
+                "metrics": {"mse": value, "mae": value / 2, "mse_naive": 0.5},
+                "baselines": {"mse_naive": "mse"},
+                "metrics_alike": ["mse", "mae"],
+            }
+            config = {"model.kind": kind, "seed": seed}
+            folder = make_run(kind + str(seed), value, overrides=[f"seed={seed}"], config=config, **recorded)
+            samples = {"mse": value + random.randn(100) / 100, "mse_naive": np.full(100, 0.5)}
+            np.savez(
+                str(folder / "test_samples.npz"), **{name: array.astype("float32") for name, array in samples.items()}
+            )
+    runs = find_runs([tmp_path])
+    (table,) = results_tables(runs)
+    notes = [note for note in table.notes if note.startswith(("worse", "kind="))]
+    assert notes[0] == "worse than mse_naive 0.5000, which needs no training: kind=c"
+    # differences -0.03, 0, 0: mean -0.01, and 4.303 standard errors of 0.01 beside it
+    assert "kind=a against kind=b: -0.0100 (95% interval -0.0530 to 0.0330); " in notes[1]
+    assert "no difference that three seeds show; about 23 more would" in notes[1]  # 26 in all, at an effect of 0.577
+    assert "more than the noise of three seeds (p 0); more than the noise of 100 test samples (p 0.00" in notes[2]
+    (paper,) = results_tables(runs, paper=True)
+    assert paper.heads == ["data", "kind", "mse", "mae"], "a baseline is no column"
+    assert paper.bold == [["mse", "mae"], ["mse", "mae"], []]
+    assert "| **0.4100 ± 0.0100 (3)** | **0.2050 ± 0.0050 (3)** |" in as_markdown([paper])
+    assert r"$\mathbf{0.4100 \pm 0.0100}$ (3)" in as_latex([paper])
 
 
 def test_reference_metrics_are_beside_those_of_the_runs(make_run, tmp_path):

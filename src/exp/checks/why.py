@@ -18,10 +18,9 @@ from exp.data.fingerprint import shortened
 from exp.errors import EXIT_OK, ConfigError
 from exp.report.compare import compare_groups
 from exp.report.formats import count_words, format_value
+from exp.report.groups import Group, column, differing, is_seed
 from exp.report.runs import Run, find_runs, is_number
-from exp.report.tables import Group, column, differing, is_seed
-from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder
+from exp.runs.files import to_json
 from exp.task import rerun_command
 
 _FILES = (".pth", ".safetensors")
@@ -139,7 +138,7 @@ def _weights(run: Run) -> str | None:
 
 def _environment(run: Run) -> dict[str, Any]:
     """World size, cards, versions and variables, those first on which numbers depend the most."""
-    env, result = read_json(RunFolder(run.folder).env) or {}, run.result
+    env, result = run.env, run.result
     cards = [str(device.get("name")) for device in result.get("devices") or []]
     packages = {**dict.fromkeys(env.get("packages") or {}), **(run.inputs.get("packages") or env.get("packages") or {})}
     variables = {**(env.get("variables") or {}), **(env.get("backend_env") or {})}
@@ -164,8 +163,7 @@ def _code(first: Run, second: Run) -> list[Cause]:
             found.append(Cause("code", f"{name} ({new['file']})", old_digest, new_digest, lines))
     found += _unequal("code", [dict.fromkeys(part, "imported") for part in modules])
     (revision, changes), (other, other_changes) = (
-        ((read_json(RunFolder(run.folder).env) or {}).get("git_revision"), str(run.inputs.get("exp_changes") or ""))
-        for run in (first, second)
+        (run.env.get("git_revision"), str(run.inputs.get("exp_changes") or "")) for run in (first, second)
     )
     if (revision, changes) != (other, other_changes):
         # Of the two diffs the lines of code, which tell more than a diff of diffs.

@@ -68,6 +68,7 @@ def make_result(
         metric=value,
         metric_units={} if evaluator is None else evaluator.units,
         baselines={} if evaluator is None else evaluator.baselines,
+        metrics_alike=[] if evaluator is None else evaluator.alike,
         greater_is_better=evaluator is not None and evaluator.greater_is_better,
         reference=None if part or not config.record.reference else OmegaConf.to_container(config.record.reference),
         trained_in=config.record.trained_in,

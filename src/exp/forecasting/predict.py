@@ -33,6 +33,7 @@ _DIGITS = 5
 
 _MAX_HISTORY_HORIZONS = 3  # most history that is drawn, in horizons
 _INTERVAL_COLORS = ("#ffc48a", "#ffe3c7", "#fff3e6")  # from the narrowest on; opaque, so that each keeps its color
+_COMPARED_WINDOWS, _CHANNELS = 15, 2  # for the picture at the end of a training
 _MAX_NAME_BYTES = 80  # bytes of a file name
 _UNSAFE_CHARS = re.compile(r"[^\w.+-]+")
 
@@ -132,6 +133,28 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         files.append(str(path.relative_to(session.folder.path)))
     metrics = evaluator.compute(Distributed()) if count else {}  # of this rank alone: no other rank calls it
     return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest_file else "plotted windows")
+
+
+def draw_representative(session: Session, data: Any, model: Any) -> dict[str, Figure]:
+    """``forecast.png`` for the end of a training: a window of the test split, the same for all models.
+
+    Of some windows it is the one where repeating the last value has the median error: neither an easy nor a hard one.
+
+    Args:
+        session: the session.
+        data: an :class:`exp.forecasting.data.dataset.ForecastingData`.
+        model: on the session's device.
+    """
+    numbers = _evenly_spaced(len(data.test), min(_COMPARED_WINDOWS, len(data.test)))
+    batch = data.test[numbers]
+    errors = torch.nan_to_num(batch["y"] - batch["x"][:, -1:]).square().mean(dim=(1, 2))
+    chosen = numbers[errors.argsort()[len(numbers) // 2]].reshape(1)
+    (first,) = firsts = _first_rows(data, chosen)
+    dates = None if data.dates is None else data.dates[int(first) : int(first) + data.lookback + data.horizon]
+    values = _forecast_arrays(session, data, model, data.test[chosen], firsts)
+    window = _window_forecast(data, f"test window {int(chosen)}", int(first), dates, values)
+    channels = next(iter(split_channels(data.target_names, None, _CHANNELS).values()))
+    return {"forecast.png": draw_forecast(window, data.target_names, channels)}
 
 
 def _evenly_spaced(windows: int, count: int) -> torch.Tensor:

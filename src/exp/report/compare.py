@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.console import format_metric
-from exp.report.tables import greater_is_better
+from exp.report.groups import greater_is_better
+from exp.report.runs import column_title
 from exp.runs.files import to_json
 from exp.significance import ALPHA, Difference, adjusted_p, compare_means, compare_pairs, compare_samples, pairs_needed
 
 if TYPE_CHECKING:
+    from exp.report.groups import Group
     from exp.report.runs import Run
-    from exp.report.tables import Group
 
 _ALL_PAIRS = 5  # of more groups only the best is compared with each other one
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -37,12 +39,6 @@ class Comparison(NamedTuple):
     samples: Difference | None
     paired: bool
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the difference is more than the noise of seeds and, if samples are recorded, of test data."""
-        tests = [self.seeds, *([] if self.samples is None else [self.samples])]
-        return all(test is not None and test.p < ALPHA for test in tests)
-
     def verdict(self) -> str:
         """The outcome of both tests in words."""
         parts = []
@@ -64,24 +60,37 @@ class Comparison(NamedTuple):
         test, scale = self.seeds or self.samples, self.first.reported
         texts = [format_metric(number, scale.value if scale else None).replace("+-", "-")
                  for number in ((self.value,) if test is None else (self.value, test.low, test.high))]  # fmt: skip
-        return texts[0] if test is None else f"{texts[0]} ({texts[1]} to {texts[2]})"
+        return texts[0] if test is None else f"{texts[0]} (95% interval {texts[1]} to {texts[2]})"
 
 
-def compare_groups(groups: Sequence[Group]) -> list[Comparison]:
-    """Compare groups by the metric that they report; p-values are corrected for the number of comparisons.
+def compare_groups(groups: Sequence[Group], metric: str | None = None, best_only: bool = False) -> list[Comparison]:
+    """Compare groups by a metric; p-values are corrected for the number of comparisons.
 
     Args:
-        groups: of one metric, the best first (:func:`exp.report.tables.rankings`). Of at most five, all pairs are
-            compared; of more, the first with each other one.
+        groups: the best first (:func:`exp.report.groups.rankings`). Of at most five, all pairs are compared; of more,
+            the first with each other one.
+        metric: its name; None: the one that the groups report.
+        best_only: compare only the first with each other one.
     """
-    counted = [group for group in groups if group.reported is not None]
+    title = "metric" if metric is None else column_title("metrics", metric)
+    counted = [group for group in groups if group.mean(title) is not None]
     pairs = list(itertools.combinations(counted, 2))
-    compared = [_compare(*pair) for pair in (pairs if len(counted) <= _ALL_PAIRS else pairs[: len(counted) - 1])]
+    first_only = best_only or len(counted) > _ALL_PAIRS
+    compared = [_compare(*pair, title, metric) for pair in (pairs[: len(counted) - 1] if first_only else pairs)]
     for name in ("seeds", "samples"):
         tests = [(number, getattr(one, name)) for number, one in enumerate(compared) if getattr(one, name) is not None]
         for (number, test), p in zip(tests, adjusted_p([test.p for _, test in tests])):
             compared[number] = compared[number]._replace(**{name: test._replace(p=p)})
     return compared
+
+
+def best_by(groups: Sequence[Group], metric: str) -> list[Group]:
+    """The group with the best mean of a metric, and those that differ from it by no more than the noise of seeds."""
+    sign = -1.0 if greater_is_better([run for group in groups for run in group.runs]) else 1.0
+    means = {group: group.mean(column_title("metrics", metric)) for group in groups}
+    order = sorted((group for group in groups if means[group]), key=lambda group: sign * means[group].value)  # type: ignore[union-attr]
+    equal = [one.second for one in compare_groups(order, metric, best_only=True) if one.seeds and one.seeds.p >= ALPHA]
+    return [*order[:1], *equal]
 
 
 def lost_to(group: Group) -> str | None:
@@ -101,20 +110,18 @@ def lost_to(group: Group) -> str | None:
     return f"{best} {format_metric(values[best])}{', within the noise of the test samples' * within_noise}"
 
 
-def _compare(first: Group, second: Group) -> Comparison:
-    assert first.reported is not None
-    assert second.reported is not None
-    a, b = (group.by_seed("metric") for group in (first, second))
+def _compare(first: Group, second: Group, title: str, metric: str | None) -> Comparison:
+    a, b = (group.by_seed(title) for group in (first, second))
     paired = a.keys() == b.keys()
-    seeds = (
-        compare_pairs([*a.values()], [b[seed] for seed in a]) if paired else compare_means([*a.values()], [*b.values()])
-    )
-    arrays: list[Any] = [_sample_mean(group.counted, first.metric_name) for group in (first, second)]
-    same_data = len({to_json(run.inputs.get("data_files")) for run in (*first.counted, *second.counted)}) == 1
+    values = [*a.values()], [b[seed] for seed in (a if paired else b)]
+    runs = [*first.counted, *second.counted]
     samples = None
-    if same_data and all(array is not None for array in arrays) and arrays[0].shape == arrays[1].shape:
-        samples = compare_samples(arrays[0] - arrays[1])
-    return Comparison(first, second, first.reported.value - second.reported.value, seeds, samples, paired)
+    if len({to_json(run.inputs.get("data_files")) for run in runs}) == 1:
+        own, other = (_sample_mean(group.counted, metric or group.metric_name) for group in (first, second))
+        if own is not None and other is not None and own.shape == other.shape:
+            samples = compare_samples(own - other)
+    difference = statistics.mean(values[0]) - statistics.mean(values[1])
+    return Comparison(first, second, difference, (compare_pairs if paired else compare_means)(*values), samples, paired)
 
 
 def _sample_mean(runs: Sequence[Run], name: str | None) -> Any:

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from html import escape
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from exp.console import printable
@@ -35,6 +36,7 @@ class Table(NamedTuple):
         notes: notes below the table, each a sentence without a period.
         styles: style of each row: ``best``, ``failed``, ``other``, a style of rich, or empty text. An empty sequence:
             no styles.
+        bold: of each row the heads of the columns whose cells are bold on paper. An empty sequence: none.
     """
 
     heads: list[str]
@@ -42,14 +44,25 @@ class Table(NamedTuple):
     numbers: list[bool]
     notes: Sequence[str] = ()
     styles: Sequence[str] = ()
+    bold: Sequence[Sequence[str]] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = (), notes: Sequence[str] = ()) -> Table:
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        styles: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        bold: Sequence[Sequence[str]] = (),
+    ) -> Table:
         """Make a table of dicts with the same keys; empty columns are left out."""
         columns = {head: ["" if row[head] is None else format_value(row[head]) for row in rows] for head in rows[0]}
         columns = {head: cells for head, cells in columns.items() if any(cells)}
         numbers = [all(map(_NUMBER.fullmatch, cells)) for cells in columns.values()]
-        return cls(list(columns), [list(row) for row in zip(*columns.values())], numbers, notes, styles)
+        return cls(list(columns), [list(row) for row in zip(*columns.values())], numbers, notes, styles, bold)
+
+    def emphasis(self) -> list[list[bool]]:
+        """For each cell whether it is bold."""
+        return [[head in heads for head in self.heads] for heads in self.bold or [()] * len(self.rows)]
 
 
 def as_rich(table: Table) -> ConsoleRenderable:
@@ -100,15 +113,19 @@ def _columns_that_fit(table: Table, width: int) -> int:
     return len(table.heads)
 
 
-def as_html(table: Table, classes: str) -> str:
-    """The table as HTML, without its notes."""
+def as_html(table: Table, classes: str, links: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The table as HTML, without its notes; ``links`` has the addresses of names in the column ``run``."""
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        pairs = zip(table.numbers, cells)
-        return "".join(f"<{tag}{' class=n' * number}>{escape(cell)}</{tag}>" for number, cell in pairs)
+    def line(tag: str, cells: Sequence[str], bold: Sequence[bool] = ()) -> str:
+        texts = [f"<b>{escape(cell)}</b>" if is_bold else escape(cell)
+                 for cell, is_bold in zip(cells, bold or [False] * len(cells))]  # fmt: skip
+        for column, cell in enumerate(cells):
+            if table.heads[column] == "run" and cell in links:
+                texts[column] = f'<a href="{escape(links[cell])}">{texts[column]}</a>'
+        return "".join(f"<{tag}{' class=n' * number}>{text}</{tag}>" for number, text in zip(table.numbers, texts))
 
-    styles = table.styles or [""] * len(table.rows)
-    body = "\n".join(f'<tr class="{style}">{line("td", row)}</tr>' for style, row in zip(styles, table.rows))
+    rows = zip(table.styles or [""] * len(table.rows), table.rows, table.emphasis())
+    body = "\n".join(f'<tr class="{style}">{line("td", row, bold)}</tr>' for style, row, bold in rows)
     head = f"<thead><tr>{line('th', table.heads)}</tr></thead>"
     return f'<div class="scroll"><table class="{classes}">{head}\n<tbody>{body}</tbody></table></div>'
 
@@ -118,6 +135,8 @@ def as_markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
+        for line, bold in zip(lines[1:], table.emphasis()):
+            line[:] = [f"**{cell}**" if is_bold else cell for cell, is_bold in zip(line, bold)]
         lines.insert(1, ["---:" if number else "---" for number in table.numbers])
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts += ["\n".join(f"- {_in_markdown(note)}" for note in table.notes)] if table.notes else []
@@ -134,7 +153,8 @@ def as_latex(tables: Sequence[Table]) -> str:
         lines += [f"% {note}." for note in table.notes]
         kinds = "".join("r" if number else "l" for number in table.numbers)
         lines += [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", _in_latex(table.heads), r"\midrule"]
-        lines += [*(_in_latex(row, kinds) for row in table.rows), r"\bottomrule", r"\end{tabular}"]
+        lines += [_in_latex(row, kinds, bold) for row, bold in zip(table.rows, table.emphasis())]
+        lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 
@@ -142,14 +162,14 @@ def _in_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
-def _in_latex(cells: Sequence[str], kinds: str = "") -> str:
+def _in_latex(cells: Sequence[str], kinds: str = "", bold: Sequence[bool] = ()) -> str:
     """A row in LaTeX; numbers are in math mode, for correct minus signs and powers of ten."""
     parts = []
-    for kind, cell in zip(kinds or "l" * len(cells), cells):
+    for kind, cell, is_bold in zip(kinds or "l" * len(cells), cells, bold or [False] * len(cells)):
         value, bracket, rest = cell.partition(" (")
         if kind == "r" and re.search(r"\d", value):
             value = re.sub(r"e(-?)\+?0*(\d+)", r" \\times 10^{\1\2}", value).replace("±", r"\pm")
-            parts.append(f"${value}${bracket}{rest}")
+            parts.append(f"${f'{chr(92)}mathbf{{{value}}}' if is_bold else value}${bracket}{rest}")
         else:
             parts.append("".join(_LATEX.get(letter, letter) for letter in " ".join(cell.split())))
     return " & ".join(parts).strip() + r" \\"

@@ -8,36 +8,36 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import shlex
+import time
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from urllib.parse import quote
 
 from PIL import Image
 
 from exp.console import format_metric
-from exp.report.formats import as_html, as_latex, as_markdown, count_words, format_value
-from exp.report.runs import is_number
-from exp.report.tables import (
-    column,
+from exp.report.formats import as_html, as_latex, as_markdown, count_words
+from exp.report.groups import (
     format_mean,
     greater_is_better,
-    keys_of,
     ranked,
     rankings,
-    results_tables,
-    run_table,
-    short_names,
-    write_rows,
-)  # fmt: skip
+    settings_of,
+)
+from exp.report.runs import is_number
+from exp.report.tables import results_tables, run_table, verdicts, write_rows
 from exp.runs.files import to_json, write_atomically
 
 if TYPE_CHECKING:
+    from exp.report.groups import Group
     from exp.report.runs import Run
-    from exp.report.tables import Group
 
 
-_WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
+_WIDTH, _PER_RUN, _RUNS = 960, 2, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
 _POINTS = 400  # maximum per curve
 _BARS = 30  # maximum number of configurations in the bar chart
 
@@ -65,9 +65,12 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         write_atomically(folder / "results.tex", as_latex(paper).encode("utf-8", "replace"))
         write_atomically(folder / "results.md", as_markdown(paper).encode("utf-8", "replace"))
     ranking = rankings(runs, over_seeds=True)
-    sections = [_results(metric, groups) for metric, groups in ranking.items()]
+    sections = [_results(metric, groups, folder) for metric, groups in ranking.items()]
     page = Template(_part("page.html")).substitute(
         title=escape(title),
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        versions=escape("; ".join(dict.fromkeys(map(_versions, runs)))),
+        commands=escape("\n".join(f"{run.name}: {_command(run)}" for run in runs)),
         summary=_summary(runs, ranking),
         css=_part("page.css"),
         library=_part("echarts/echarts.min.js"),
@@ -111,12 +114,14 @@ def _summary(runs: Sequence[Run], ranking: dict[str | None, list[Group]]) -> str
     return text
 
 
-def _results(metric: str | None, groups: Sequence[Group]) -> str:
+def _results(metric: str | None, groups: Sequence[Group], folder: Path) -> str:
     """HTML section with the tables and charts of the runs of one metric."""
     runs = [run for group in groups for run in group.runs]
     charts = charts_of(groups, metric)
     more = [chart for chart in charts if chart.kind == "more"]
     parts = [f"<section><h2>{_heading(runs, metric)}</h2>"]
+    texts = [] if metric is None else verdicts(groups)
+    parts += ['<ul class="verdicts">', *(f"<li>{escape(text)}</li>" for text in texts), "</ul>"] if texts else []
     parts += [_figure(chart) for chart in charts if chart.kind == "bars"]
     for table in results_tables(runs, paper=True):
         if len(table.rows) < len(runs) or any("reference" in head for head in table.heads):
@@ -125,8 +130,8 @@ def _results(metric: str | None, groups: Sequence[Group]) -> str:
     if more:
         parts += [f"<details><summary>{escape(', '.join(chart.title for chart in more))}</summary>"]
         parts += ['<div class="charts">', *map(_figure, more), "</div></details>"]
-    table = run_table(runs)
-    return "\n".join([*parts, "<h3>Every run</h3>", as_html(table, "results"), _note(table.notes), "</section>"])
+    table, links = run_table(runs), {run.name: quote(os.path.relpath(run.folder, folder) + "/") for run in runs}
+    return "\n".join([*parts, "<h3>Every run</h3>", as_html(table, "results", links), _note(table.notes), "</section>"])
 
 
 def _heading(runs: Sequence[Run], metric: str | None) -> str:
@@ -151,20 +156,36 @@ def _note(notes: Sequence[str]) -> str:
 
 
 def _album(runs: Sequence[Run]) -> str:
-    """HTML section with the first six pictures of each of the best 40 runs."""
-    parts = []
-    best_first = ranked(rankings(runs, over_seeds=False))
-    for run in [group.runs[0] for _, group in best_first[:_RUNS]]:
-        thumbnails = []
-        for path in run.pictures()[:_PER_RUN]:
-            name, address = escape(path.relative_to(run.folder).as_posix()), thumbnail(path)
-            image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
-            button = f'<button type="button" class="zoom">{image}</button>'
-            thumbnails += [f"<figure>{button}<figcaption>{name}</figcaption></figure>"] if address else []
-        if thumbnails:
-            parts.append(f'<h3>{escape(run.name)}</h3>\n<div class="pictures">{"".join(thumbnails)}</div>')
-    heading = f"<section><h2>Pictures <small>the first {_PER_RUN} of each run; click one to enlarge it</small></h2>"
-    return "\n".join([heading, *parts, "</section>"]) if parts else ""
+    """HTML section with pictures of the best 40 runs: of forecasts or maps, not of curves, which are charts above."""
+    figures = []
+    best_first = [group for _, group in ranked(rankings(runs, over_seeds=False))][:_RUNS]
+    for run, settings in zip([group.runs[0] for group in best_first], settings_of(best_first)):
+        for path in [path for path in run.pictures() if path.name != "curves.png"][:_PER_RUN]:
+            name, address = escape(f"{run.name}: {path.relative_to(run.folder).as_posix()}"), thumbnail(path)
+            about = "" if settings == run.name else f" ({escape(settings)})"
+            button = f'<button type="button" class="zoom"><img src="{address}" alt="{name}" loading="lazy"></button>'
+            figures += [f"<figure>{button}<figcaption>{name}{about}</figcaption></figure>"] if address else []
+    heading = "<section><h2>Pictures <small>the best runs first; click one to enlarge it</small></h2>"
+    return "\n".join([heading, '<div class="pictures">', *figures, "</div></section>"]) if figures else ""
+
+
+def _versions(run: Run) -> str:
+    """What a run was computed with, in one line."""
+    revision, packages = str(run.env.get("git_revision") or "")[:8], run.env.get("packages") or {}
+    versions = {
+        "exp": run.env.get("exp"),
+        "": revision,
+        "Python": run.env.get("python"),
+        "torch": packages.get("torch"),
+    }
+    devices = count_words(str(device.get("name")) for device in run.result.get("devices") or [])
+    return ", ".join([*(f"{name} {version}".strip() for name, version in versions.items() if version), devices])
+
+
+def _command(run: Run) -> str:
+    """The command that repeats a run, in another folder."""
+    kept = [word for word in run.overrides if not word.startswith(("output_dir=", "overwrite=", "resume="))]
+    return " ".join(["python -m exp", *map(shlex.quote, kept)])
 
 
 class Chart(NamedTuple):
@@ -192,17 +213,6 @@ def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
     """
     labels = settings_of(groups)
     return [*_bars(groups, labels, metric), *_curves(groups, labels, metric)]
-
-
-def settings_of(groups: Sequence[Group]) -> list[str]:
-    """A unique label for each group: the keys that differ, as on the command line; if needed also its runs' names."""
-    keys = keys_of(groups)
-    titles = short_names(keys)
-    texts = [
-        " ".join(f"{titles[key]}={format_value(column(group.runs, key)[0])[:60]}" for key in keys) for group in groups
-    ]
-    return [text if text and texts.count(text) == 1 else f"{text} {group.names}".strip()
-            for text, group in zip(texts, groups)]  # fmt: skip
 
 
 def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
@@ -235,7 +245,8 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     """Charts with one line per run: first the validation metric and the loss, then the others, collapsed."""
     histories = [[curves_of(run) for run in group.runs] for group in groups]
     main = [("val", str(metric)), ("train", "loss")]
-    kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
+    flat = {name for group in groups for run in group.runs for name in run.result.get("baselines") or {}}
+    kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves if kind[1] not in flat)
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
         series = [

@@ -45,6 +45,7 @@ class Run:
         result: content of ``result.json``; empty if it is missing or cannot be read.
         status: ``completed``, ``failed`` or ``preempted``; without a result ``unfinished`` if the run has started, else
             ``pending``. An unfinished run may still be running.
+        env: content of ``env.json``; empty if it is missing or cannot be read.
         error: in one line why the run failed, or what is wrong with its files; None: nothing.
     """
 
@@ -54,6 +55,7 @@ class Run:
     overrides: list[str]
     result: dict[str, Any]
     status: str
+    env: dict[str, Any]
     error: str | None
 
     @property
@@ -144,7 +146,7 @@ def read_run(folder: Path, name: str) -> Run:
     run_folder, name = RunFolder(folder), printable(name)
     problems: list[str] = []
     config = _parsed(run_folder.config, dict, problems)
-    record = _parsed(run_folder.env, dict, problems).get("record", {})
+    env = _parsed(run_folder.env, dict, problems)
     overrides = _parsed(run_folder.overrides, list, problems)
     result = _parsed(run_folder.result, dict, problems)
     problems += [f"{name} was changed or deleted after the run" for name in run_folder.modified_files(result)]
@@ -152,10 +154,11 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=run_folder.path,
         name=name,
-        config=_drop_training_keys(flatten({**config, "record": record})) if config else {},
+        config=_drop_training_keys(flatten({**config, "record": env.get("record", {})})) if config else {},
         overrides=list(map(str, overrides)),
         result=result,
         status=str(result.get("status") or "unfinished") if has_started else "pending",
+        env=env,
         error=_error(result.get("error")) or "; ".join(problems) or None,
     )
 

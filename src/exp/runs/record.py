@@ -66,6 +66,7 @@ def empty_result(config: Any) -> dict[str, Any]:
         "metrics": {},
         "metric_units": {},
         "baselines": {},
+        "metrics_alike": [],
         "greater_is_better": False,
         "measured_on": "test",
         "differs": [],

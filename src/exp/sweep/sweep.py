@@ -426,7 +426,7 @@ class Sweep:
         if completed and self.settings.plots and not {"submitted", "interrupted"} & states.keys():
             from exp.report.page import write_report
 
-            page = write_report(runs, self.folder, self.config.name)
+            page = write_report(runs, self.folder, console.display_path(self.folder))
             terminal.print(f"report: {console.display_path(page)}", soft_wrap=True)
 
 

@@ -302,7 +302,9 @@ class ForecastingData(Data):
         Raises:
             DataError: see :meth:`check_truth`; ``task=predict`` needs no truth.
         """
-        session.extensions = DataExtensions(self.fingerprint, self.record, units=self.units)
+        session.extensions = DataExtensions(
+            self.fingerprint, self.record, lambda model, _: self._pictures(session, model), units=self.units
+        )
         task = session.config.task
         session.print(f"{self.path}: {self._season_text()}")
         session.on_model(functools.partial(self._check_model, session))
@@ -416,6 +418,11 @@ class ForecastingData(Data):
     def calibration(self) -> Mapping[str, Any] | None:
         """The corrections of intervals that came with the weights (:mod:`exp.forecasting.calibration`)."""
         return self._statistics.calibration
+
+    def _pictures(self, session: Session, model: Any) -> dict[str, Any]:
+        from exp.forecasting.predict import draw_representative
+
+        return draw_representative(session, self, model)
 
     def predict(self, session: Session, model: Any) -> Prediction:
         """Forecasts as files and pictures (:func:`exp.forecasting.predict.predict`)."""
