@@ -1,7 +1,8 @@
 """Draws the pictures of the pages again: ``python docs/make_pictures.py --runs outputs/pictures``.
 
 Two experiments on bundled data are trained, or taken from ``--runs`` where they are there already: some ten minutes on
-two cores. Their own plots, scaled, are ``results.png``. ``run.svg`` shows a run and what can be added to it, and
+two cores. Of their own plots, scaled, ``forecast.png`` is that of the window whose error is the median of many, and
+``map.png`` that of the first sample of validation. ``run.svg`` shows a run and what can be added to it, and
 ``packages.svg`` the packages of the source, from what they import; neither needs training.
 """
 
@@ -19,7 +20,7 @@ from PIL import Image
 import exp
 
 PICTURES = Path(__file__).parent / "pictures"
-WIDTH = 1100  # of results.png, in pixels
+WIDTH = 1100  # of the plots, in pixels
 COLORS = 96  # a palette: a quarter of the bytes
 WINDOWS, CHANNEL = 41, "HUFL"  # windows spread over the test split, of which one is drawn
 
@@ -171,23 +172,15 @@ def median_window(run: Path) -> Path:
     return next((run / "plots").glob(f"{name}*.png"))
 
 
-def stacked(paths: list[Path]) -> Image.Image:
-    """Pictures one below the other, each ``WIDTH`` wide, in colors of a palette."""
-    pictures = []
-    for path in paths:
-        picture = Image.open(path).convert("RGB")
-        height = round(picture.height * WIDTH / picture.width)
-        pictures.append(picture.resize((WIDTH, height), Image.Resampling.LANCZOS))
-    sheet = Image.new("RGB", (WIDTH, sum(picture.height for picture in pictures)), "white")
-    top = 0
-    for picture in pictures:
-        sheet.paste(picture, (0, top))
-        top += picture.height
-    return sheet.quantize(COLORS, dither=Image.Dither.NONE)
+def scaled(path: Path) -> Image.Image:
+    """A picture, ``WIDTH`` wide, in colors of a palette."""
+    picture = Image.open(path).convert("RGB")
+    picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
+    return picture.quantize(COLORS, dither=Image.Dither.NONE)
 
 
 def main() -> None:
-    """Write the diagrams, and ``results.png`` where ``--runs`` says where the runs are or go."""
+    """Write the diagrams, and the plots where ``--runs`` says where the runs are or go."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder of the runs; without it the diagram alone is drawn")
     folder = parser.parse_args().runs
@@ -195,12 +188,12 @@ def main() -> None:
     (PICTURES / "run.svg").write_text(diagram(), encoding="utf-8")
     (PICTURES / "packages.svg").write_text(packages(), encoding="utf-8")
     if folder is not None:
-        series = trained(folder / "small")
+        series = trained(folder / "small", "max_epochs=1")
         options = f"task.num_windows={WINDOWS}", f"task.channels=[{CHANNEL}]", "task.intervals=[0.8,0.95]"
         forecast = trained(folder / "forecast", "task=predict", f"init_from={series}", *options)
         images = trained(folder / "dubai", "experiment=dinov3_dubai")
-        pictures = [median_window(forecast), images / "plots" / "val_0.png"]
-        stacked(pictures).save(PICTURES / "results.png", optimize=True)
+        scaled(median_window(forecast)).save(PICTURES / "forecast.png", optimize=True)
+        scaled(images / "plots" / "val_0.png").save(PICTURES / "map.png", optimize=True)
 
 
 if __name__ == "__main__":
