@@ -210,10 +210,16 @@ def verdicts(groups: Sequence[Group]) -> list[str]:
     """
     labels = dict(zip(groups, settings_of(groups)))
     losers: dict[str | None, list[str]] = {}
-    for group in groups:
+    for group in (group for group in groups if group.reported is not None):
         losers.setdefault(lost_to(group), []).append(labels[group])
-    lost = [f"worse than {text}, which needs no training: {', '.join(names)}" for text, names in losers.items() if text]
-    return lost + [
+    texts = [
+        f"worse than {text}, which needs no training: {', '.join(names)}" for text, names in losers.items() if text
+    ]
+    recorded = groups[0].runs[0].result.get("baselines") or {}
+    baselines = [name for name, metric in recorded.items() if metric == groups[0].metric_name]
+    if baselines and losers and not texts:
+        texts = [f"better than {' and '.join(baselines)}, which need no training: all"]
+    return texts + [
         f"{labels[one.first]} against {labels[one.second]}: {one.interval()}; {one.verdict()}"
         for one in compare_groups(groups)[:_VERDICTS]
     ]

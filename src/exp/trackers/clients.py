@@ -44,9 +44,10 @@ class TensorboardTracker(Tracker):
         return str(folder)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log scalars."""
+        """Log scalars, without those of the test: a chart of a single point shows nothing; HPARAMS has them."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            if not name.startswith("test/"):
+                self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
         """Write buffered events to the disk."""
@@ -60,7 +61,8 @@ class TensorboardTracker(Tracker):
         for picture in pictures:
             pixels = np.asarray(Image.open(picture).convert("RGB"))
             self._writer.add_image(f"plots/{picture.stem}", pixels, int(result.get("steps") or 0), dataformats="HWC")
-        self._writer.add_hparams(self._keys, final_metrics(result, "final/"), run_name=".")
+        # TensorBoard makes a chart of each, in the order of the alphabet: these come after the curves (train, val).
+        self._writer.add_hparams(self._keys, final_metrics(result, "values_at_the_end/"), run_name=".")
         self._writer.add_text("status", status)
         self._writer.close()
 
