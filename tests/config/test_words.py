@@ -103,6 +103,7 @@ MISTAKES = {
     "nproc=auto": "use nproc=8",
     "seed=1.0e1": "such as seed=10",
     "max_epochs=ten": "a whole number is expected",
+    "checkpoint.keep_last=few": "such as checkpoint.keep_last=10",
     "plots=maybe": "such as plots=true",
     "compile=reduce-overhead": "use compile=true",
     "hooks=EMAHook": "'hooks=[{type: EMAHook}]'",

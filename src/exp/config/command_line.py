@@ -223,6 +223,8 @@ def explain_error(error: Exception) -> ConfigError:
 
 def _explain_value(key: str, value: str | None, complaint: str) -> str:
     """What is wrong with the value of a key, with the argument that would be right."""
+    if value is None:  # the error of a section that is typed later
+        value = (re.match(r"Value '([^']+)' ", complaint) or [None, None])[1]
     setting = f"{key or 'configuration'}{'' if value is None else f'={value}'}"
     hint = translate(key, value, exact=True) if value else ""
     if hint:

@@ -32,7 +32,7 @@ from exp.runs.files import read_yaml
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
-_UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
+_UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "checkpoint", "sweep", "debug", "figures", "record")
 """Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
 launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""
 _GROUPS = ("launcher", "task", "data", "model")
