@@ -37,6 +37,8 @@ GROUPS = {
 IMAGE_GROUPS = ("images", "tuning")
 # Pages whose commands have a test of their own, by that.
 ELSEWHERE = {
+    "examples/self_supervision/tests/test_self_supervision.py": ["self-supervision"],
+    "tests/behaviour/test_regression.py": ["heights"],
     "tests/behaviour/test_distillation.py": ["distillation"],
     "tests/behaviour/test_mixed.py": ["mixed"],
     "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task"],
