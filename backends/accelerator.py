@@ -1,4 +1,4 @@
-"""Cards of any vendor that ``torch.accelerator`` (torch >= 2.6) finds, for families without a file of their own.
+"""Cards of any vendor that ``torch.accelerator`` (torch >= 2.6) finds.
 
 Only what torch requires of every plug-in is needed: a device type, a count, a current device. Precisions, random state,
 memory, identity and collectives are used if the plug-in has them. A vendor that needs more derives a class from this
@@ -14,7 +14,7 @@ import sys
 import warnings
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from exp.backends import _probe
 from exp.backends._probe import AUTOLOAD
@@ -38,11 +38,13 @@ for name in {imports}:
 device = torch.accelerator.current_accelerator()
 print("answer", json.dumps([device and device.type, torch.accelerator.device_count() if device else 0]))
 """
-_NAMED = {"cuda": "cuda or backend=rocm", "mps": "mps"}
+_NAMED = {"cuda": "cuda or backend=rocm"}
 
 
 class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
     """Cards of the type that ``torch.accelerator`` names; :meth:`set_device` sets ``device_type``.
+
+    The constructor returns the class of the vendor whose cards torch could have here, if it has a file of its own.
 
     ``options`` of the config: ``imports`` and ``visible_variables``, which replace the attributes of these names.
 
@@ -58,6 +60,15 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
     """Torch's device type of the one vendor whose class this is; None: whatever torch finds.
 
     Torch then loads no plug-in by itself but those of :attr:`imports`: two in one process refuse each other."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> AcceleratorBackend:
+        """Choose the class of a vendor by what is installed."""
+        if cls is AcceleratorBackend:
+            for module, name, is_here in _VENDORS:
+                if is_here():
+                    vendor: type[AcceleratorBackend] = getattr(importlib.import_module(f"exp.backends.{module}"), name)
+                    return super().__new__(vendor)
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -205,6 +216,20 @@ def is_built_in(device_type: str) -> bool:
     spec = util.find_spec("torch")
     folders = [] if spec is None else spec.submodule_search_locations or []
     return any(list(Path(folder, "lib").glob(f"libtorch_{device_type}*")) for folder in folders)
+
+
+def _is_installed(package: str) -> Callable[[], bool]:
+    return lambda: util.find_spec(package) is not None
+
+
+_VENDORS: Sequence[tuple[str, str, Callable[[], bool]]] = (
+    ("npu", "NpuBackend", _is_installed("torch_npu")),
+    ("musa", "MusaBackend", _is_installed("torch_musa")),
+    ("mlu", "MluBackend", _is_installed("torch_mlu")),
+    ("xpu", "XpuBackend", lambda: is_built_in("xpu")),
+    ("mps", "MpsBackend", lambda: sys.platform == "darwin"),
+)
+"""Module, class, and whether torch could have such cards here."""
 
 
 def _why_hopeless(imports: tuple[str, ...]) -> str | None:

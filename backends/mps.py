@@ -8,9 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from exp.backends import _probe
+from exp.backends.accelerator import AcceleratorBackend
 
 from exp.errors import UnavailableError
-from exp.hardware.backend import Backend, Capabilities, Collectives, call_if_present
+from exp.hardware.backend import Capabilities, call_if_present
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +21,14 @@ __all__ = ["MpsBackend"]
 _ASK = "import torch; print('answer', int(torch.backends.mps.is_available()))"
 
 
-class MpsBackend(Backend, options=()):
+class MpsBackend(AcceleratorBackend):
     """The GPU of a Mac with Apple's chip.
 
     It has no collectives, no float64 and no peak of memory. Its loss scaling fails (``GradScaler.unscale_``): there is
     no fp16. Operators that it lacks run on the CPU, with torch's warning (PYTORCH_ENABLE_MPS_FALLBACK).
     """
 
-    device_type = "mps"
-    collectives = Collectives("gloo")
+    device_type = own_type = "mps"
     capabilities = Capabilities(precisions=("fp32", "bf16"), reported_env=("PYTORCH_MPS_", "PYTORCH_ENABLE_MPS_"))
 
     def unavailable_reason(self) -> str | None:

@@ -8,8 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'echo "wheels: line $LINENO of $0 failed: $BASH_COMMAND"' ERR
 quiet() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
-quiet "$build_python" -m pip wheel -c "$constraints" --wheel-dir "$work/wheelhouse" .  # as make wheelhouse
-quiet "$build_python" -m build --wheel --outdir "$work/wheelhouse" simulators/gcu
+quiet "$build_python" -m pip wheel -c "$constraints" --wheel-dir "$work/wheelhouse" . ./simulators/gcu  # as make wheelhouse
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install --quiet --no-index --find-links "$work/wheelhouse" exp-accelerators exp-simulated-gcu
 cd "$work"

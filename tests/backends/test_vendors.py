@@ -47,13 +47,13 @@ def test_without_their_package_there_is_no_card_and_the_reason_says_what_to_inst
 
 @pytest.mark.extended
 @needs_current_card
-@pytest.mark.parametrize("vendor", ["npu", "mlu", "musa"])
-def test_their_files_train_two_ranks_on_a_simulated_card_of_their_type(exp, vendor):
+@pytest.mark.parametrize(("vendor", "chosen"), [("npu", "npu"), ("mlu", "accelerator"), ("musa", "auto")])
+def test_their_files_train_two_ranks_on_a_simulated_card_of_their_type(exp, vendor, chosen):
     """The plug-in's name and device type are the vendor's; what is behind them is the simulated card."""
     (exp.folder / f"torch_{vendor}.py").write_text(PLUGIN)
     path = {"PYTHONPATH": f"{exp.folder}:{plugin_on_path()['PYTHONPATH']}", "SIM_GCU_DEVICE": vendor}
     settings = [*TINY[1:], "model.attention_dropout=0"]
-    done = exp(*settings, f"backend={vendor}", "nproc=2", "output_dir=run", fresh=True, **path)
+    done = exp(*settings, f"backend={chosen}", "nproc=2", "output_dir=run", fresh=True, **path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [device["name"] for device in exp.result("run")["devices"]] == ["Enflame GCU (simulated)"] * 2
     assert f"{vendor}:1" in exp.path("run/logs/rank1.log").read_text()
