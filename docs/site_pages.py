@@ -49,6 +49,7 @@ REFERENCE = {
             "exp.plugins.Plugin",
             "exp.plugins.Family",
             "exp.forecasting.model.Forecaster",
+            "exp.forecasting.outputs.Output",
             "exp.forecasting.data.series.Column",
             "exp.vision.data.layouts.Layout",
             "exp.vision.data.base.ImageData",
