@@ -68,8 +68,8 @@ class Table(NamedTuple):
 def as_rich(table: Table) -> ConsoleRenderable:
     """The table for the terminal, with the notes below.
 
-    A number stays in one line; text that is too wide goes on in further lines. If that is not enough, the last columns
-    are left out, and named.
+    A number stays in one line; titles and text that are too wide continue in further lines. If that is not enough,
+    columns in the middle, which have the keys of runs, are left out, and named.
     """
     return _Fitted(table)
 
@@ -86,14 +86,15 @@ class _Fitted:
         table, styles = self.table, {"best": "bold green", "failed": "red", "other": "dim"}
         shown = _columns_that_fit(table, options.max_width)
         rich_table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-        for head, number in list(zip(table.heads, table.numbers))[:shown]:
+        for column in shown:
             # As Text, because rich would read brackets in a name as markup.
+            number, head = table.numbers[column], "\n".join(_head_lines(table, column))
             justify: JustifyMethod = "right" if number else "left"
             rich_table.add_column(Text(printable(head)), justify=justify, overflow="fold", no_wrap=number)
         for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-            rich_table.add_row(*(Text(printable(cell)) for cell in row[:shown]), style=styles.get(style, style))
-        left_out = [f"no room for {', '.join(table.heads[shown:])}"] if table.heads[shown:] else []
-        notes = [*table.notes, *left_out]
+            rich_table.add_row(*(Text(printable(row[column])) for column in shown), style=styles.get(style, style))
+        left_out = ", ".join(head for column, head in enumerate(table.heads) if column not in shown)
+        notes = [*table.notes, *([f"no room for {left_out}"] if left_out else [])]
         rich_table.caption = Text(printable("\n".join(notes))) if notes else None
         yield rich_table
 
@@ -102,15 +103,30 @@ _GAP = 3  # characters between two columns
 _NARROW = 12  # characters; text in further lines is readable from this width on
 
 
-def _columns_that_fit(table: Table, width: int) -> int:
-    """How many columns, from the left, have room; at least one."""
+def _columns_that_fit(table: Table, width: int) -> list[int]:
+    """The columns that have room: the first two, then from the right, where results are."""
+    shown: list[int] = []
     used = -_GAP
-    for column, (head, number) in enumerate(zip(table.heads, table.numbers)):
-        needed = max(len(text) for text in [head, *(row[column] for row in table.rows)])
-        used += _GAP + (needed if number else min(needed, _NARROW))
-        if used > width:
-            return max(column, 1)
-    return len(table.heads)
+    for column in [*range(len(table.heads))[:2], *reversed(range(2, len(table.heads)))]:
+        cells = [*_head_lines(table, column), *(row[column] for row in table.rows)]
+        needed = max(map(len, cells)) + _GAP
+        needed = needed if table.numbers[column] else min(needed, _NARROW + _GAP)
+        if used + needed <= width or not shown:
+            shown.append(column)
+            used += needed
+    return sorted(shown)
+
+
+def _head_lines(table: Table, column: int) -> list[str]:
+    """A column's title, in lines as wide as its cells where it has underscores or spaces to end them."""
+    width = max((len(row[column]) for row in table.rows), default=0)
+    lines: list[str] = []
+    for part in re.findall(r"[^_ ]+[_ ]*|[_ ]+", table.heads[column]):
+        if lines and len(lines[-1]) + len(part.rstrip()) <= width:
+            lines[-1] += part
+        else:
+            lines.append(part)
+    return [line.rstrip() for line in lines] or [""]
 
 
 def as_html(table: Table, classes: str, links: Mapping[str, str] = MappingProxyType({})) -> str:
