@@ -107,7 +107,7 @@ def lost_to(group: Group) -> str | None:
         return None
     own, other = (_sample_mean(group.counted, name) for name in (group.metric_name, best))
     within_noise = own is not None and other is not None and compare_samples(own - other).p >= ALPHA
-    return f"{best} {format_metric(values[best])}{', within the noise of the test samples' * within_noise}"
+    return f"{best} {format_metric(values[best])}{' (within the noise of the test samples)' * within_noise}"
 
 
 def _compare(first: Group, second: Group, title: str, metric: str | None) -> Comparison:

@@ -85,7 +85,10 @@
     });
   }
   dark.addEventListener("change", () => redraw(false));
-  addEventListener("beforeprint", () => redraw(true));
+  addEventListener("beforeprint", () => {
+    document.querySelector(".commands").open = true;
+    redraw(true);
+  });
   addEventListener("afterprint", () => redraw(false));
 
   // A click on a column header sorts the rows by the text of the cells; empty cells are always last.

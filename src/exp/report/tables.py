@@ -213,7 +213,7 @@ def verdicts(groups: Sequence[Group]) -> list[str]:
     for group in (group for group in groups if group.reported is not None):
         losers.setdefault(lost_to(group), []).append(labels[group])
     texts = [
-        f"worse than {text}, which needs no training: {', '.join(names)}" for text, names in losers.items() if text
+        f"{', '.join(names)}: worse than {text}, which needs no training" for text, names in losers.items() if text
     ]
     recorded = groups[0].runs[0].result.get("baselines") or {}
     baselines = [name for name, metric in recorded.items() if metric == groups[0].metric_name]
