@@ -44,6 +44,8 @@ class RankInfo:
     Attributes:
         restart_count: how often the worker or its job has been restarted; if not 0, the run resumes.
         store: path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT.
+        is_elastic: whether nodes come and go; then a rank that has saved its state, or lost another one, is started
+            again with the nodes that are there.
         preempted: whether the run has to save its state and end.
         stores: the store that the ranks use already; empty: there is none yet.
         exit_handlers: called last in a worker process, which then exits without the interpreter's clean-up.
@@ -55,6 +57,7 @@ class RankInfo:
     local_world_size: int = 1
     restart_count: int = 0
     store: str | None = None
+    is_elastic: bool = False
     preempted: Callable[[], bool] = field(default=lambda: False, compare=False)
     stores: list[Store] = field(default_factory=list, compare=False)
     exit_handlers: list[Callable[[], object]] = field(default_factory=list, compare=False)

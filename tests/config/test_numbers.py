@@ -16,7 +16,9 @@ from exp.errors import ConfigError
 
 def derived(batch_size, global_batch_size, accumulate, nproc):
     keys = {"batch_size": batch_size, "global_batch_size": global_batch_size, "accumulate": accumulate, "nproc": nproc}
-    config = SimpleNamespace(launcher=SimpleNamespace(nnodes=1, share=None, shares=[], mixed=False), **keys)
+    config = SimpleNamespace(
+        launcher=SimpleNamespace(nnodes=1, min_nnodes=None, share=None, shares=[], mixed=False), **keys
+    )
     derive_batch_sizes(config)
     return config.batch_size, config.global_batch_size
 
@@ -43,6 +45,7 @@ def test_parts_have_the_ratio_of_shares_and_none_is_empty():
 
 LEAST = {
     "nproc": 1, "accumulate": 1, "log_every": 1, "checkpoint.keep_last": 1, "launcher.nnodes": 1, "batch_size": 1,
+    "launcher.min_nnodes": 1,
     "global_batch_size": 1, "max_epochs": 1, "max_steps": 1, "val_every": 1, "patience": 1, "debug.train_batches": 1,
     "debug.eval_batches": 1, "debug.replay_every": 1, "sweep.parallel_jobs": 1, "checkpoint.every_epochs": 0,
     "checkpoint.every_steps": 0, "launcher.max_restarts": 0, "optim.lr": 0.0, "optim.weight_decay": 0.0,

@@ -33,7 +33,7 @@ SETTINGS = {
     "data": {"_target_": f"{__name__}.Points"}, "model": {"_target_": f"{__name__}.Noisy"}, "metric": "near",
     "batch_size": 2, "accumulate": 2, "global_batch_size": 4, "max_epochs": 3, "log_every": 1, "plots": False,
     "backend": {"name": "cpu"}, "wrapper": {"kind": "none"},
-    "launcher": {"_target_": "auto", "nnodes": 1, "mixed": False},
+    "launcher": {"_target_": "auto", "nnodes": 1, "min_nnodes": None, "mixed": False},
 }  # fmt: skip
 
 

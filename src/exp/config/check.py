@@ -241,7 +241,9 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 
 
 _MINIMUM: Mapping[str, int] = {
-    **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
+    **dict.fromkeys(
+        ("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes", "launcher.min_nnodes"), 1
+    ),
     **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
     **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "debug.replay_every", "sweep.parallel_jobs"), 1),
     **dict.fromkeys(("checkpoint.every_epochs", "checkpoint.every_steps", "launcher.max_restarts"), 0),
@@ -293,7 +295,8 @@ def _derive_largest_part(config: ExpConfig, shares: list[float], keys: set[str])
     if size is None or "batch_size" in keys:
         total = f"={config.batch_size * ranks * accumulate}" if config.batch_size else ""
         raise ConfigError(
-            "with launcher.share or launcher.mixed ranks have unequal parts of a batch, so batch_size cannot be given",
+            "with launcher.share, launcher.mixed or a range of nodes ranks have unequal parts of a batch, so "
+            "batch_size cannot be given",
             f"set global_batch_size{total} instead",
             key="batch_size",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import re
 import textwrap
 from argparse import ArgumentParser
@@ -142,12 +143,16 @@ def _searchpath_folders(override: str) -> list[str]:
 def expand_overrides(overrides: Sequence[str]) -> list[str]:
     """Expand ``KEY=~/path``, which a shell does not (it expands ``~`` only at the beginning of a word), and short keys.
 
-    ``task=parity reference=cpu`` is short for ``task=parity task.reference=cpu``, if the task has such a key.
+    ``task=parity reference=cpu`` is short for ``task=parity task.reference=cpu``, if the task has such a key;
+    ``launcher.nnodes=2:4``, as torchrun writes it, for ``launcher.min_nnodes=2 launcher.nnodes=4``.
     """
     task = next((task_class_by_name(o[5:]) for o in reversed(overrides) if o.startswith("task=")), None)
     short = {field.name for field in dataclasses.fields(task) if field.name in _SHORT} if task is not None else set()
     expanded = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", o, count=1) for o in overrides]
-    return [f"task.{o}" if o.partition("=")[0] in short else o for o in expanded]
+    expanded = [f"task.{o}" if o.partition("=")[0] in short else o for o in expanded]
+    ranges = [re.fullmatch(r"(\+*launcher\.)nnodes=(\d+):(\d+)", o) for o in expanded]
+    both = [[f"{m[1]}min_nnodes={m[2]}", f"{m[1]}nnodes={m[3]}"] if m else [o] for m, o in zip(ranges, expanded)]
+    return list(itertools.chain.from_iterable(both))
 
 
 _GROUPS = (

@@ -47,6 +47,9 @@ class LauncherConfig:
 
     _target_: str = MISSING
     nnodes: int = 1
+    """Number of nodes; on the command line also a range, ``2:4``: nodes may come and go, between these numbers."""
+    min_nnodes: Optional[int] = None
+    """Least number of nodes of a job whose nodes come and go; ``nnodes`` is the largest. null: the number is fixed."""
     rdzv_endpoint: Optional[str] = None
     """``host:port`` of the rendezvous of several nodes; null is for one node, where nothing listens on the network."""
     max_restarts: int = 0

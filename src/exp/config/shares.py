@@ -21,7 +21,9 @@ def rank_share(launcher: LauncherConfig, local_rank: int) -> float | None:
     """
     if launcher.shares:
         return launcher.shares[local_rank]
-    return 1.0 if launcher.share is None and launcher.mixed else launcher.share  # in a mixed job every rank has one
+    # In a mixed job every rank has one; where nodes come and go, a batch must divide over any number of ranks.
+    has_default = launcher.mixed or launcher.min_nnodes is not None
+    return 1.0 if launcher.share is None and has_default else launcher.share
 
 
 def split_batch(size: int, shares: Sequence[float]) -> list[int]:

@@ -50,7 +50,8 @@ def main() -> int:
     folder = RunFolder(spec["run_dir"])
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     processes.name_process("exp-agent")
-    forked = _start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
+    starts_once = spec["nproc"] == 1 and spec["min_nnodes"] is None
+    forked = not starts_once and _start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
     # Everything that the workers must not inherit comes after the fork server has started.
     watcher = processes.watch_parent(spec["parent"], scratch)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
@@ -123,13 +124,13 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         single_node: whether all workers of the job are on this node.
 
     Returns:
-        Whether it was started. It is not for one worker, for a diagnosis (which must show what goes wrong in each
-        process), or if the backend does not declare forking as safe.
+        Whether it was started. It is not for a diagnosis (which must show what goes wrong in each process), or if the
+        backend does not declare forking as safe.
     """
     config: Any = OmegaConf.load(folder.config_of_node())
     trust_packages(config.get("plugins") or [])
     task = task_class(config)
-    if nproc == 1 or task.is_diagnostic:
+    if task.is_diagnostic:
         return False
     backend = create_backend(config.backend)
     # The fork server listens on a Unix socket in this folder.
@@ -167,9 +168,10 @@ def _launch_config(spec: dict[str, Any]) -> Any:
 
         # Nodes may join at any time within the time-out; torch's own default is one minute.
         configs = {"timeout": timeout_s, "join_timeout": timeout_s, "read_timeout": min(timeout_s, 60)}
+        configs["nproc"] = spec["nproc"]
         rendezvous, address = RENDEZVOUS, local_address_for(spec["rdzv_endpoint"])
     settings: dict[str, Any] = {
-        "min_nodes": spec["nnodes"],
+        "min_nodes": spec["min_nnodes"] or spec["nnodes"],
         "max_nodes": spec["nnodes"],
         "nproc_per_node": spec["nproc"],
         "run_id": spec["rdzv_id"],

@@ -52,6 +52,8 @@ def execute(run: FrozenRun, tracebacks: bool = False) -> Outcome:
             run.check_folder()  # if it is lost, SIGTERM may end the run after the launcher
         if launcher.owns_run_folder:
             outcome.exit_code = report_outcome(run, outcome)
+        if _leaves(run, outcome) and run.lock is not None:
+            run.lock.release(keep_file=True)  # the nodes that stay hold it
         if outcome.exit_code in REFUSAL_CODES:
             for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                 log = file.with_name(file.name.replace(".error.json", ".log"))
@@ -83,6 +85,9 @@ def print_header(run: FrozenRun) -> None:
         batch = f", global batch {config.global_batch_size}"
         if config.launcher.share is not None or config.launcher.shares:
             batch += f" over {processes} processes by their shares, x {config.accumulate} micro-batches"
+        elif config.launcher.min_nnodes is not None:
+            nodes = f"{config.launcher.min_nnodes} to {config.launcher.nnodes} nodes of {config.nproc}"
+            batch += f" over {nodes} processes, x {config.accumulate} micro-batches"
         elif config.launcher.mixed:
             batch += f" over {config.launcher.nnodes} nodes, x {config.accumulate} micro-batches"
         elif processes > 1 or config.accumulate > 1:
@@ -96,6 +101,11 @@ def print_header(run: FrozenRun) -> None:
         count = run.backend.device_count()
         if count > config.nproc:
             _print_line(f"{count - config.nproc} of {count} devices stay idle; nproc={count} uses all", "yellow")
+    if config.launcher.min_nnodes is not None and not config.dropout_by_sample:
+        text = (
+            "dropout draws other numbers when nodes come or go; dropout_by_sample=true makes losses independent of it"
+        )
+        _print_line(text, "yellow")
     if config.record.trained_in is not None:
         _print_line(f"as trained in {console.display_path(Path(config.record.trained_in))}")
         for line in config.record.differs:
@@ -113,7 +123,7 @@ def report_outcome(run: FrozenRun, outcome: Outcome) -> int:
     if outcome.exit_code == EXIT_OK:
         result = read_json(folder.result)
         if result is not None:  # None on a node without rank 0
-            if outcome.restarts != result["restarts"]:
+            if outcome.restarts > result["restarts"]:
                 result["restarts"] = outcome.restarts
                 folder.write_result(result)
             _print_table(run, result)
@@ -121,6 +131,10 @@ def report_outcome(run: FrozenRun, outcome: Outcome) -> int:
     record = {**empty_result(config), "restarts": outcome.restarts}
     if outcome.preempted is not None:
         step: int | None = outcome.preempted["step"]
+        if _leaves(run, outcome):
+            saved = "" if step is None else f" after step {step}, which is saved"
+            _print_line(f"this node has left{saved}; the others go on, and the same command joins them again")
+            return EXIT_PREEMPTED
         record.update(status="preempted", steps=step or 0)
         text = f"preempted: task={config.task.name} has no state to save; run it again"
         if step is not None:
@@ -150,11 +164,19 @@ def _record_end(run: FrozenRun, result: dict[str, Any], outcome: Outcome) -> str
         A line for the user if the file cannot be written; otherwise empty.
     """
     try:
-        if not outcome.result_written and (run.config.launcher.nnodes == 1 or run.folder.claim_end()):
+        if not (outcome.result_written or _leaves(run, outcome)) and (
+            run.config.launcher.nnodes == 1 or run.folder.claim_end()
+        ):
             run.folder.discard_pending() if run.folder.has_pending else run.folder.write_result(result)
     except OSError as error:
         return f"\n  {run.folder.result} could not be written: {error.strerror}"
     return ""
+
+
+def _leaves(run: FrozenRun, outcome: Outcome) -> bool:
+    """Whether it is only this node that ends, in a job whose nodes come and go."""
+    ended = outcome.preempted is not None or outcome.interrupted_by is not None
+    return ended and run.config.launcher.min_nnodes is not None
 
 
 def _print_line(text: str, style: str | None = None) -> None:

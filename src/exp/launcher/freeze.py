@@ -106,6 +106,8 @@ def validate_run(
     run = FrozenRun(config, overrides, RunFolder(config.output_dir), classes)
     if config.launcher.mixed:
         _check_mixed(run)
+    if config.launcher.min_nnodes is not None:
+        _check_elastic(run)
     if run.has_peers and not compose.sets_output_dir(config):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     _check_run(run)
@@ -139,11 +141,36 @@ def _check_mixed(run: FrozenRun) -> None:
         key, why = "precision", "the loss scalers of two vendors may have different scales; use bf16 or fp32"
     if key is not None:
         raise ConfigError(f"launcher.mixed=true does not go with this {key}: {why}", key=key)
+    _check_torch("launcher.mixed=true", "use one vendor's cards")
+
+
+def _check_elastic(run: FrozenRun) -> None:
+    """Refuse what cannot be done by nodes that come and go.
+
+    Raises:
+        ConfigError: the nodes are not started by hand, differ, or do not train; or the range is empty.
+        UnavailableError: torch is older than 2.1.
+    """
+    launcher, why = run.config.launcher, None
+    asked = f"launcher.nnodes={launcher.min_nnodes}:{launcher.nnodes}"
+    if int(launcher.min_nnodes or 0) >= launcher.nnodes:
+        why = "the first number must be below the second"
+    elif run.is_remote or run.classes.launcher.is_external:
+        why = "it is for nodes that are each started by hand, with launcher=torchrun (docs/hardware/launch.md)"
+    elif launcher.mixed or launcher.shares or launcher.share is not None:
+        why = "all ranks have equal parts of a batch, so it does not go with launcher.mixed, share or shares"
+    elif not run.task.trains:
+        why = f"it is for training, and task={run.config.task.name} saves no checkpoints from which others go on"
+    if why is not None:
+        raise ConfigError(f"{asked}: {why}", key="launcher.nnodes")
+    _check_torch(asked, "give a fixed number of nodes")
+
+
+def _check_torch(asked: str, instead: str) -> None:
+    """Raise UnavailableError if torch is older than 2.1."""
     version = str(version_of("torch"))
     if tuple(map(int, version.split(".")[:2])) < (2, 1):
-        raise UnavailableError(
-            f"launcher.mixed=true needs torch 2.1 or later, and this is {version}; use one vendor's cards"
-        )
+        raise UnavailableError(f"{asked} needs torch 2.1 or later, and this is {version}; {instead}")
 
 
 def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:

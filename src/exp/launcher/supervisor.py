@@ -18,11 +18,12 @@ from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
 from exp.runs import heartbeat
 from exp.runs.failures import Failures, HangDetector, Patience, RankFailure
-from exp.runs.files import read_json
+from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import running_ranks
 from exp.runs.job import (
     ENDING_FLAG,
+    NODES_FILE,
     PREEMPT_FLAG,
     PREEMPTED_FILE,
     RUN_FOLDER_FILE,
@@ -133,21 +134,29 @@ class Supervisor:
         """End a rank that hangs, and the whole job after a signal or if ranks do not end after a failure."""
         now = time.monotonic()
         self._discover_run_folder()
+        nodes = Path(self.scratch, NODES_FILE)
+        is_elastic = nodes.exists()  # the nodes of the job come and go
+        if is_elastic:
+            groups = int(nodes.read_text() or groups)
         if self.end_signal is not None and self._deadline is None:
             self._interrupt(now)
+        elif groups == 0 and self.preempt_signals:  # this node waits for others, and has nothing to save
+            write_json(Path(self.scratch, PREEMPTED_FILE), {"step": None})
+            self._kill()
         elif self._deadline is not None and now > self._deadline:
             self._kill()
         elif self.failures is not None and self.end_signal is None:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
                 self._detector = HangDetector(self.failures, self.scratch, groups, *limits)
+            self._detector.nnodes = groups
             errors = self.failures.read()
             hung = self._detector.poll(errors)
             if hung is not None:  # then it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
-            restarts = self.launcher.config.max_restarts > 0
+            restarts = self.launcher.config.max_restarts > 0 or is_elastic
             patience_s = Patience.RESTART_S if restarts else Patience.AFTER_ERROR_S
             ends = self._is_explained(errors) and (not restarts or any(running_ranks(self.scratch)))
             self._deadline = (self._deadline or now + patience_s) if ends else None

@@ -94,10 +94,13 @@ class TorchrunLauncher(Launcher):
         if of_agent:  # the other nodes read the cause from the run folder
             failures.record_lost(why)
         world_size = 0 if nnodes == 1 else nproc * nnodes
-        if self.config.mixed:  # only the ranks know how many they are
-            texts = (attempt.read_text() for attempt in Path(str(failures.scratch)).glob("attempt-*"))
-            world_size = max((int(text) for text in texts if text), default=0)
+        if self.config.mixed or self.config.min_nnodes:  # only the ranks know how many they are
+            attempts = sorted(Path(str(failures.scratch)).glob("attempt-*"), key=lambda file: file.stat().st_mtime_ns)
+            world_size = next((int(file.read_text()) for file in reversed(attempts) if file.stat().st_size), 0)
         collected = failures.collect(world_size, 0 if self.config.mixed else nproc)
+        if self.config.min_nnodes is not None and code > 0:  # torch's error, or that of exp.launcher.rendezvous
+            why = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2].rpartition("Error: ")[2]
+            return Outcome.of(collected, f"{why}; to go on from the last checkpoint, start all nodes with resume=auto")
         if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(str(failures.scratch))):
             why = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "

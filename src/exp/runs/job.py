@@ -38,6 +38,14 @@ HEARTBEATS_FILE = "beats"
 PREEMPT_FLAG = "preempt"
 """File in the job's private folder; once it exists, the run has to save its state and end."""
 
+NODES_FILE = "nodes"
+"""File in the private folder of a job whose nodes come and go: how many nodes it has now; 0: it waits for nodes."""
+
+REFORM_FLAG = "reform"
+"""File in that folder; once it exists, the ranks have to save their state and end, so that another node can join. The
+guard of a worker that has ended so, or because it has lost another one, adds a file with this name, ``-`` and its local
+rank."""
+
 ENDING_FLAG = "ending"
 """File in the job's private folder; once it exists, the launcher ends the workers, so their ends say nothing."""
 

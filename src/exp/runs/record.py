@@ -77,8 +77,10 @@ def empty_result(config: Any) -> dict[str, Any]:
         "devices": [],
         "wrapper": config.wrapper.kind,
         "precision": config.precision,
-        # The nodes of a mixed job do not know each other's processes.
-        "world_size": None if config.launcher.mixed else config.nproc * config.launcher.nnodes,
+        # The nodes of a mixed job do not know each other's processes; nodes that come and go have no fixed number.
+        "world_size": None
+        if config.launcher.mixed or config.launcher.min_nnodes
+        else config.nproc * config.launcher.nnodes,
         "batch_size": config.batch_size,
         "accumulate": config.accumulate,
         "global_batch_size": config.global_batch_size,

@@ -10,7 +10,6 @@ the same command and run folder.
 from __future__ import annotations
 
 import faulthandler
-import functools
 import io
 import json
 import logging
@@ -24,13 +23,31 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, error_message, is_user_file, no_terminal
+from exp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    ExpError,
+    Preempted,
+    error_message,
+    is_user_file,
+    no_terminal,
+)
 from exp.runs import heartbeat
 from exp.runs.failures import Failures, Patience, is_caused_by_peer
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
-from exp.runs.job import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRATCH_VARIABLE, set_socket_folder
+from exp.runs.job import (
+    NODES_FILE,
+    PREEMPT_FLAG,
+    PREEMPTED_FILE,
+    REFORM_FLAG,
+    RUN_FOLDER_FILE,
+    SCRATCH_VARIABLE,
+    set_socket_folder,
+)
 from exp.runs.lock import LOCK, is_alive, read_holder
 from exp.session import RankInfo
 from exp.worker import processes, session
@@ -63,7 +80,8 @@ def main(argument: str, forked: bool = False) -> int:
 
 def preempted_in(scratch: str) -> Callable[[], bool]:
     """A function that tells whether the job with this private folder has to save its state and end."""
-    return functools.partial(os.path.exists, str(Path(scratch, PREEMPT_FLAG)))
+    flags = str(Path(scratch, PREEMPT_FLAG)), str(Path(scratch, REFORM_FLAG))
+    return lambda: any(map(os.path.exists, flags))
 
 
 def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, parent: int | None = None) -> int:
@@ -108,6 +126,11 @@ def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, pare
         watcher.join()  # it ends the job and this process
     if stopped:
         return EXIT_FAILED
+    if code == EXIT_PREEMPTED:  # in a job whose nodes come and go: the agent ends this process when it forms the next
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        Path(scratch, f"{REFORM_FLAG}-{info.local_rank}").touch()
+        while True:
+            signal.pause()
     folder = folder or (read_json(Path(scratch, RUN_FOLDER_FILE)) or {}).get("folder")
     if folder and Failures(RunFolder(Path(folder)), scratch).record_end(info.rank, info.local_rank, code, pid):
         return EXIT_OK
@@ -125,8 +148,9 @@ def _work(argument: str, info: RankInfo) -> NoReturn:
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
     (scratch / f"attempt-{info.local_rank}-{os.getpid()}").write_text(str(info.world_size))
     info.restart_count = max(restarts, earlier) + requeues
+    info.is_elastic = (scratch / NODES_FILE).exists()
     if info.single_node and not external:  # a new store for each attempt: the old one holds the keys of dead ranks
-        info.store = f"{scratch}/store-{restarts}"
+        info.store = f"{scratch}/store-{restarts}-{os.environ['MASTER_PORT']}"
     folder = _handshake(info, json.loads(argument), scratch / RUN_FOLDER_FILE) if external else argument
     run_and_exit(RunFolder(folder), info)
 
@@ -229,11 +253,16 @@ def run_and_exit(folder: RunFolder, info: RankInfo) -> NoReturn:
             session.run_rank(folder, info)
     except Preempted as preempted:
         # The exit code stays 0: torch's agent restarts on any other code.
-        write_json(Path(scratch, PREEMPTED_FILE), {"step": preempted.step})
+        if not info.is_elastic or Path(scratch, PREEMPT_FLAG).exists():  # this node leaves
+            write_json(Path(scratch, PREEMPTED_FILE), {"step": preempted.step})
+        if info.is_elastic:
+            _exit(EXIT_PREEMPTED, info)
     except BaseException as error:  # noqa: BLE001 - the log and the error file have it
         if os.getpid() != pid:  # forked by user code
             os._exit(EXIT_FAILED)
         if is_caused_by_peer(error, info.world_size):
+            if info.is_elastic:
+                _exit(EXIT_PREEMPTED, info)
             time.sleep(Patience.PEER_LOST_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
     heartbeat.report_stage(Stage.DONE)

@@ -67,6 +67,9 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
         ExpError: the run failed; the launcher turns the error into the run's result and exit code.
     """
     config = load(folder.config_of_node())
+    absent = range(info.world_size, config.nproc * config.launcher.nnodes)
+    if info.is_elastic and info.rank == 0 and absent:  # a rank removes its own error file, if it starts again
+        folder.clear_error_files(absent)
     trust_packages(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.exit_handlers.append(backend.close)
@@ -296,7 +299,9 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
             raise
         logger.error("rank %d failed\n%s", info.rank, traceback.format_exc())
         handler.close()  # the error may be that too many files are open
-        Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
+        failure = describe_error(error, folder, info)
+        if not (failure.caused_by_peer and info.is_elastic):  # then the ranks that are left go on
+            Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(failure)
         raise
     finally:
         if info.world_size > 1:

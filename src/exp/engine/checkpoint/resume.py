@@ -44,11 +44,13 @@ def find_resume(trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to resume from, and the function ``load`` for :meth:`Trainer.train`; (None, None) if none."""
     session = trainer.session
     # If this run was restarted before it began, it has saved nothing; checkpoints in the folder are of an earlier run.
-    restarted = session.info.restart_count > 0 and not session.has_pending
+    # A node that comes later is started for the first time, but not the run.
+    may_restart = session.info.restart_count > 0 or session.config.launcher.min_nnodes is not None
+    restarted = may_restart and not session.has_pending
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # A restarted run first looks for its own checkpoints, then for the one in config.resume.
-    for source_name in ["auto"] * restarted + [session.config.resume]:
+    for source_name in dict.fromkeys(["auto"] * restarted + [session.config.resume]):
         if source_name is not None and path is None:
             path, content = _find_checkpoint(session, source_name, parameters)
     if path is None:
