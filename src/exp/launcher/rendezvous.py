@@ -17,12 +17,13 @@ A guard whose worker has ended for such a reason waits for the agent, which woul
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
@@ -82,15 +83,22 @@ class _Backend(C10dRendezvousBackend):
 
     def get_state(self) -> Any:
         """Like torch's, but checks the state."""
-        try:
+        with _naming_the_store():
             return _checked(super().get_state())
-        except RendezvousConnectionError as error:
-            why = "the machine of launcher.rdzv_endpoint is gone, and the store of the job with it"
-            raise RendezvousConnectionError(why) from error
 
     def set_state(self, state: bytes, token: Any = None) -> Any:
         """Like torch's, but checks the state that another agent has set instead."""
-        return _checked(super().set_state(state, token))
+        with _naming_the_store():
+            return _checked(super().set_state(state, token))
+
+
+@contextlib.contextmanager
+def _naming_the_store() -> Iterator[None]:
+    try:
+        yield
+    except RendezvousConnectionError as error:
+        why = "the machine of launcher.rdzv_endpoint has ended its part, and with it the store of the job"
+        raise RendezvousConnectionError(why) from error
 
 
 class _ElasticHandler(DynamicRendezvousHandler):
@@ -115,14 +123,15 @@ class _ElasticHandler(DynamicRendezvousHandler):
             self.nodes = 0
             raise RendezvousClosedError("this node has left")
         self._set_nodes(0)
-        least, most, limit_s = self.settings.min_nodes, self.settings.max_nodes, self.settings.timeout.join.seconds
+        least, most = self.settings.min_nodes, self.settings.max_nodes
         console.make_console().print(f"waiting for {least} to {most} nodes at {self.endpoint}", highlight=False)
         try:
             joined = None
             while joined is None:
                 joined = self._join_round()
         except RendezvousTimeoutError:
-            why = f"fewer than {least} nodes were at {self.endpoint} within launcher.timeout_s={limit_s}"
+            limit_s = self.settings.timeout.join.total_seconds()
+            why = f"fewer than {least} nodes were at {self.endpoint} within launcher.timeout_s={limit_s:.0f}"
             raise RendezvousTimeoutError(why) from None
         except RendezvousClosedError:
             raise RendezvousClosedError("the job of the other nodes has ended") from None
@@ -152,7 +161,8 @@ class _ElasticHandler(DynamicRendezvousHandler):
         if waiting:
             (self.scratch / REFORM_FLAG).touch()
         ended = len([*self.scratch.glob(f"{REFORM_FLAG}-*")])
-        return int(len(state.participants) < self.nodes or ended == self.nproc or (ended > 0 and state.closed))
+        is_gone = not state.closed and len(state.participants) < self.nodes  # closed: others may have completed the run
+        return int(is_gone or ended == self.nproc or (ended > 0 and state.closed))
 
     def shutdown(self) -> bool:
         """Close the rendezvous, which ends the job on all nodes; not if it is only this node that ends."""
