@@ -188,7 +188,7 @@ class BoundaryConfig(LossConfig):
 
 @dataclass
 class TeacherConfig:
-    """The network from which a student learns (:class:`exp.vision.distillation.Teacher`)."""
+    """The network from which a student learns (:class:`exp.vision.teachers.Teacher`)."""
 
     init_from: Optional[str] = None
     """A run, whose network is the teacher, or published weights of ``backbone``; null: ``sample_data``."""

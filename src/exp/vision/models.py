@@ -18,7 +18,7 @@ from exp.models.dropout import Dropout
 from exp.vision import lora
 from exp.vision.backbones.base import Backbone, Features, Published
 from exp.vision.data.bands import color_positions
-from exp.vision.distillation import Distillation, Outputs, Side, StoredTeacher, Teacher, collect
+from exp.vision.distillation import Distillation, Outputs, Side
 from exp.vision.export import write_huggingface
 from exp.vision.heads import Head
 from exp.vision.keys import (
@@ -32,6 +32,7 @@ from exp.vision.keys import (
 )
 from exp.vision.losses import CrossEntropy, Loss, Losses, ValueLoss
 from exp.vision.metrics import CosineSimilarity
+from exp.vision.teachers import StoredTeacher, Teacher, collect
 from exp.vision.tiling import Tiling
 
 __all__ = ["Encoder", "ImageModel", "SceneClassifier", "Segmenter", "adapt_to_bands", "typed_keys"]
