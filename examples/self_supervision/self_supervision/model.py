@@ -56,7 +56,8 @@ class SelfSupervised(ImageModel):
     config_class = SelfSupervisedConfig
     loss_is_mean = False  # assignments and distances are those of the whole batch
 
-    def __init__(self, **keys: Any) -> None:
+    def __init__(self, num_classes: int = 0, ignore_index: int = -1, **keys: Any) -> None:
+        del num_classes, ignore_index  # of data with labels, whose features are asked for
         super().__init__(**keys)
         config, dim = self.config, self.backbone.channels[-1]
         sizes = (dim, config.hidden, config.bottleneck, config.prototypes)
@@ -87,6 +88,8 @@ class SelfSupervised(ImageModel):
         """Losses by name, or with ``image`` (B, C, H, W) the teacher's features (B, 2 D): CLS and mean of patches."""
         if mode != "loss":
             return torch.cat(self.features(batch["image"]).vectors()[-2:], dim=-1)
+        if "global_views" not in batch:
+            raise ConfigError("model=self_supervised learns from views, which these data do not give; set data=views")
         return self.losses(batch["global_views"], batch["local_views"], batch["masked"])
 
     def losses(self, global_views: torch.Tensor, local_views: torch.Tensor, masked: torch.Tensor) -> dict[str, Any]:

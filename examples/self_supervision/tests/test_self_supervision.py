@@ -56,8 +56,9 @@ def test_given_weights_are_continued_and_others_start_from_the_teacher(run, exp)
     name = "blocks.1.attn.proj.weight"
     assert torch.equal(continued[f"anchor.{name}"], given[f"backbone.{name}"])
     assert 0 < (continued[f"student.{name}"] - given[f"backbone.{name}"]).abs().max() < 1e-2
-    run("task=features", "init_from=more", "backend=cpu", "task.store=store", "data.eval_batch_size=100",
+    run("task=features", "init_from=more", "data=eurosat", "data.size=32", "backend=cpu", "task.store=store",
         "output_dir=features")  # fmt: skip
+    assert len(set(np.load(str(exp.path("store") / "train_labels.npy")).tolist())) == 10  # a probe has labels
     assert np.load(str(exp.path("store") / "train_cls.npy")).shape[1] == 24
     run(*scenes, "model.freeze=all", "init_from=more", "output_dir=probe")
     assert torch.equal(state(exp, "probe", 1)[f"backbone.{name}"], continued[f"backbone.{name}"])
