@@ -1,8 +1,8 @@
 """Draws the pictures of the pages again: ``python docs/make_pictures.py --runs outputs/pictures``.
 
-Two experiments on bundled data are trained, or taken from ``--runs`` where they are there already: some ten minutes on
-two cores. Of their own plots, scaled, ``forecast.png`` is that of the window whose error is the median of many, and
-``map.png`` that of the first sample of validation. ``run.svg`` shows a run and what can be added to it, and
+An experiment on bundled data is trained, or taken from ``--runs`` where it is there already: some ten minutes on two
+cores. Of its plots, scaled, ``forecast.png`` is that of the window whose error is the median of many; ``map.png`` is a
+scene of the validation split, predicted with bundled weights. ``run.svg`` shows a run and what can be added to it, and
 ``packages.svg`` the packages of the source, from what they import; neither needs training.
 """
 
@@ -21,7 +21,9 @@ import exp
 
 PICTURES = Path(__file__).parent / "pictures"
 WIDTH = 1100  # of the plots, in pixels
-COLORS = 96  # a palette: a quarter of the bytes
+COLORS = 224  # a palette: a third of the bytes
+PANEL = 720  # pixels of the longer side of the scene
+CLASSES = ("building", "land", "road", "vegetation", "water")  # of Dubai
 WINDOWS, CHANNEL = 41, "HUFL"  # windows spread over the test split, of which one is drawn
 
 
@@ -179,6 +181,38 @@ def scaled(path: Path) -> Image.Image:
     return picture.quantize(COLORS, dither=Image.Dither.NONE)
 
 
+def draw_map(folder: Path) -> Path:
+    """Draw a scene, its map and its margins; the prediction is made where it is not there."""
+    import numpy as np
+    import rasterio
+    from rasterio.enums import Resampling
+
+    from exp.vision.plots import panels
+    from exp.vision.rendering import colorize, resize_labels, shrink
+
+    data = Path(__file__).parents[1] / "data"
+    tile = data / "dubai" / "tile5" / "images" / "image_part_008.jpg"
+    trained(
+        folder, "task=predict", "experiment=dinov3_dubai", f"init_from={data / 'dubai_teacher' / 'best.pth'}",
+        f"task.input={tile}", "model.blend=hann", "task.confidence=true",
+    )  # fmt: skip
+    labels = Image.open(folder / "predictions" / "classes" / f"{tile.stem}.png")
+    image = shrink(np.asarray(Image.open(tile).convert("RGB")), PANEL)
+    numbers = resize_labels(np.asarray(labels), *image.shape[:2])
+    palette = [tuple(color) for color in np.reshape(labels.getpalette()[: 3 * len(CLASSES)], (-1, 3)).tolist()]
+    with rasterio.open(folder / "predictions" / "confidence" / f"{tile.stem}.tif") as file:
+        margin = file.read(1, out_shape=image.shape[:2], resampling=Resampling.average) * file.scales[0]
+    gray = np.repeat((255 * margin).astype(np.uint8)[..., None], 3, axis=2)
+    titles = [
+        "a scene that the model has not seen",
+        "its map, from blended windows",
+        "margin: dark where classes compete",
+    ]
+    page = panels([image, colorize(numbers, palette), gray], titles, list(zip(CLASSES, palette)))
+    Image.fromarray(page).save(folder / "map.png")
+    return folder / "map.png"
+
+
 def main() -> None:
     """Write the diagrams, and the plots where ``--runs`` says where the runs are or go."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -191,9 +225,8 @@ def main() -> None:
         series = trained(folder / "small", "max_epochs=1")
         options = f"task.num_windows={WINDOWS}", f"task.channels=[{CHANNEL}]", "task.intervals=[0.8,0.95]"
         forecast = trained(folder / "forecast", "task=predict", f"init_from={series}", *options)
-        images = trained(folder / "dubai", "experiment=dinov3_dubai")
         scaled(median_window(forecast)).save(PICTURES / "forecast.png", optimize=True)
-        scaled(images / "plots" / "val_0.png").save(PICTURES / "map.png", optimize=True)
+        scaled(draw_map(folder / "map")).save(PICTURES / "map.png", optimize=True)
 
 
 if __name__ == "__main__":

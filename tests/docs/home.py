@@ -36,6 +36,7 @@ def make_home(home: Path) -> Path:
     _copy(tiles[:2], home / "scenes")
     _masks(home, tiles[0])
     _fields(home / "fields")
+    _georeferenced(home, tiles[0])
     _weights(home / "tiny.pth")
     return home
 
@@ -82,6 +83,20 @@ def _fields(folder: Path) -> None:
         values = np.random.default_rng(number).integers(1, 3000, (13, 32, 32)).astype(np.uint16)
         values[:, :, 0] = 0
         write_tiff(folder / ("wheat", "maize")[number % 2] / f"{number}.tif", values, names, nodata=0)
+
+
+def _georeferenced(home: Path, tile: Path) -> None:
+    """A scene of half a meter per pixel, and two files that overlap."""
+    import numpy as np
+    import rasterio
+    from PIL import Image
+
+    from tests.vision.data.conftest import write_tiff
+
+    pixels = np.asarray(Image.open(tile)).transpose(2, 0, 1)[:, :300, :400]
+    for name, left, right in (("scene", 0, 400), ("mosaic/west", 0, 210), ("mosaic/east", 190, 400)):
+        place = rasterio.transform.from_origin(3.3e5 + left / 2, 2.78e6, 0.5, 0.5)
+        write_tiff(home / f"{name}.tif", pixels[:, :, left:right], crs="EPSG:32640", transform=place)
 
 
 def _weights(path: Path) -> None:

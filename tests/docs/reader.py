@@ -31,7 +31,7 @@ GROUPS = {
     "series": ["README", "first-run", "train", "sweep", "resume", "own-csv", "data", "timebridge-prior"],
     "intervals": ["intervals"],
     "machines": ["run", "launch", "hardware", "checks", "hooks", "add-a-backend"],
-    "images": ["own-images", "dinov3", "data-images", "probes"],
+    "images": ["own-images", "map", "dinov3", "data-images", "probes"],
     "tuning": ["tuning", "export"],
 }  # fmt: skip
 IMAGE_GROUPS = ("images", "tuning")
