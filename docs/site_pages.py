@@ -51,6 +51,7 @@ REFERENCE = {
             "exp.forecasting.model.Forecaster",
             "exp.forecasting.outputs.Output",
             "exp.forecasting.data.series.Column",
+            "exp.forecasting.peers.Peer",
             "exp.vision.data.layouts.Layout",
             "exp.vision.data.base.ImageData",
             "exp.vision.data.base.DistillationData",

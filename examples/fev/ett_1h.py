@@ -50,14 +50,12 @@ def forecasts_of(name: str, data: Path, folder: Path, overrides: list[str]) -> p
         "model/output=quantiles", f"model.output.levels={LEVELS}", f"output_dir={folder / name}", "resume=auto",
         *overrides,
     ])  # fmt: skip
-    lines = (data / f"{name}.csv").read_text().splitlines(keepends=True)
-    last = folder / f"{name}_last.csv"  # the backtest's windows are 168 rows apart, as the benchmark's
-    last.write_text("".join([lines[0], *lines[-(run.config.data.lookback + WINDOWS * HORIZON) :]]))
-    found = run.predict(
-        f"data.root={folder}", f"data.file={last.name}", "data.split=test_only", "task.intervals=[0.2,0.4,0.6,0.8]",
-        "task.num_windows=0", "task.backtest_file=windows.csv", f"task.backtest_windows={WINDOWS}", "plots=false",
-    )  # fmt: skip
-    return found.tables["forecasts/windows.csv"]
+    found = exp.run([
+        "task=backtest", f"init_from={run.path}", f"task.windows={WINDOWS}", "task.intervals=[0.2,0.4,0.6,0.8]",
+        f"output_dir={folder / name}_backtest", "overwrite=true",
+    ])  # fmt: skip
+    table = pd.read_parquet(found.path / "forecasts" / "backtest.parquet")
+    return table[table["model"] == run.config.name]
 
 
 def naive_of(past: list[float]) -> dict[str, list[float]]:

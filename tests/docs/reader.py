@@ -85,7 +85,7 @@ SHRINK = {
     r"task=probe": ["task.seeds=[1]", "task.shots=[4]", "task.epochs=2"],
     r"steps=20": ["steps=2"],
     r"num_windows=0": ["task.num_windows=30"],  # of all 2,700
-    r"task.backtest_file": ["task.backtest_windows=30"],
+    r"task=backtest(?!.*task.windows)": ["task.windows=2"],
 }
 HOOK = """
 from mmengine.hooks import Hook

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +9,8 @@ import pytest
 from exp.draw.figure import render_file
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval
-from exp.forecasting.predict import Forecast, backtest_table, draw_forecast, round_values, split_channels, wide_table
+from exp.forecasting.predict import Forecast, draw_forecast, round_values, split_channels, wide_table
 
-ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 
 
@@ -72,36 +69,3 @@ def test_no_two_columns_of_a_forecast_have_one_name():
     beside = np.stack([forecast[:, 0] + 10, forecast[:, 0] - 1], axis=1)
     np.testing.assert_array_equal(table[[*names, "x_truth_", "x_lo80_"]], np.concatenate([forecast, beside], axis=1))
     assert table["step_"].tolist() == [1, 2]
-
-
-def test_a_backtest_has_a_row_for_each_window_series_and_step():
-    forecast = np.arange(12.0).reshape(2, 3, 2)
-    dates = pd.date_range("2020-01-01", periods=20, freq="h")
-    for rows in (dates, pd.RangeIndex(20)):
-        table = backtest_table({"forecast": forecast, "truth": forecast + 0.5}, ["a", "=b"], rows, np.array([4, 9]))
-        assert list(table.columns) == ["series", "origin", "date", "forecast", "truth"]
-        cell = table[(table["origin"] == rows[9]) & (table["date"] == rows[11])]
-        assert cell["forecast"].tolist() == forecast[1, 1].tolist()
-        assert (len(table), table["series"].nunique(), table["series"][0]) == (12, 2, "a")
-        assert (table["truth"] == table["forecast"] + 0.5).all()
-
-
-def test_a_backtest_is_of_all_windows_and_a_model_that_repeating_beats_is_named(exp):
-    exp.train("run")
-    words = ["task=predict", "init_from=run", "backend=cpu", "plots=false", "task.num_windows=0"]
-    done = exp(*words, "task.intervals=[0.8]", "task.backtest_file=all.csv", "task.backtest_windows=200",
-               "output_dir=all")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found, table = exp.result("all"), pd.read_csv(exp.path("all") / "forecasts" / "all.csv")
-    assert found["files"] == ["forecasts/future.csv", "forecasts/all.csv"]
-    assert list(table.columns) == ["series", "origin", "date", "forecast", "lo80", "hi80", "truth"]
-    assert len(table) == found["metrics"]["windows"] * 96 * 7 == 200 * 96 * 7
-    errors = table["forecast"] - table["truth"]
-    assert (errors**2).mean() == pytest.approx(found["metrics"]["mse_file_units"], rel=1e-4)
-    last = pd.read_csv(ETT)
-    row = table.iloc[-1]
-    assert (row["series"], row["date"]) == ("OT", last["date"][14399])
-    assert row["truth"] == pytest.approx(last["OT"][14399], abs=1e-5)
-    assert found["metrics"]["mse"] > found["metrics"]["mse_seasonal_naive"]
-    assert "worse than repeating" in found["data"]["warnings"][0]
-    assert found["data"]["warnings"][0] in done.stdout

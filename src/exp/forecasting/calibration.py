@@ -33,18 +33,12 @@ from exp.engine.result import make_result
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, DataError
 from exp.forecasting.intervals import SCORED_LEVELS, Intervals, central_pairs, quantile_levels
-from exp.forecasting.keys import interval_levels
+from exp.forecasting.keys import FILE_KEYS, interval_levels
 from exp.forecasting.model import Contract
 from exp.forecasting.outputs import Output, Points
 
 if TYPE_CHECKING:
     from exp.session import Session
-
-
-_FILE_KEYS = (
-    "name", "root", "file", "archive_folder", "split", "val_size", "test_size", "val_start", "test_start", "header",
-    "date_column", "date_format", "allow_gaps", "id_column", "melt", "static", "missing",
-)  # fmt: skip
 
 
 def build_intervals(session: Session, data: Any, model: Any) -> Intervals | None:
@@ -163,7 +157,7 @@ def _load_training_data(session: Session, data: Any) -> Any:
         raise ConfigError(f"{problem}, and the weights do not name the file that they were trained on; use a run's")
     trained_keys = OmegaConf.load(Path(run) / "config.yaml").data
     keys = session.config.data.copy()
-    keys.update({key: trained_keys[key] for key in _FILE_KEYS}, inputs=list(data.names))  # in the order of the weights
+    keys.update({key: trained_keys[key] for key in FILE_KEYS}, inputs=list(data.names))  # in the order of the weights
     try:
         training_data: Any = create(keys, Data, "data")
         len(training_data.val)  # reads the file

@@ -7,10 +7,11 @@ from exp.forecasting.keys import (
     ForecastingModelConfig,
     IntervalKeys,
     ModuleForecasterConfig,
+    NaiveConfig,
     PredictKeys,
     QuantilesConfig,
 )
-from exp.forecasting.tasks import Calibrate
+from exp.forecasting.tasks import Backtest, Calibrate
 from exp.forecasting.timebridge.keys import TimeBridgeConfig, TimeBridgePriorConfig
 from exp.plugins import Family, Plugin
 
@@ -21,10 +22,12 @@ _SMALL = (
 plugin = Plugin(
     structures={
         "model/forecaster": ModuleForecasterConfig,
+        "model/naive": NaiveConfig,
         "model/output/quantiles": QuantilesConfig,
         "model/timebridge": TimeBridgeConfig,
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
+        "task/backtest": Backtest,
         "task/calibrate": Calibrate,
     },
     keys={"task/eval": IntervalKeys, "task/predict": PredictKeys},

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ClassVar, Dict, List, Optional
 
 from omegaconf import MISSING
 
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError
 
+FILE_KEYS = (
+    "name", "root", "file", "archive_folder", "header", "date_column", "date_format", "allow_gaps", "id_column", "melt",
+    "static", "missing", "split", "val_size", "test_size", "val_start", "test_start",
+)  # fmt: skip
+"""Keys of :class:`ForecastingDataConfig` that say where rows are, and which split they belong to."""
 SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "test_only")
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -63,6 +66,19 @@ class QuantilesConfig:
     _target_: str = "exp.forecasting.outputs.Quantiles"
     levels: List[float] = field(default_factory=lambda: [0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975])
     """Levels of the quantiles, ascending; 0.5, the forecast, among them."""
+
+
+@dataclass
+class NaiveConfig(ForecastingModelConfig):
+    """Keys of :class:`exp.forecasting.baselines.Naive`, which has nothing to train."""
+
+    _target_: str = "exp.forecasting.baselines.Naive"
+    kind: str = "last"
+    """``last`` value, ``seasonal``, ``mean`` of the lookback, or ``drift``: the line through its ends."""
+    season: Optional[int] = None
+    """Rows of a season, for ``seasonal``."""
+
+    has_weights: ClassVar[bool] = False
 
 
 @dataclass
@@ -166,11 +182,6 @@ class PredictKeys(IntervalKeys):
 
     num_windows: int = 4
     """Number of windows, spread evenly over the test split, that get a file and pictures of their own."""
-    backtest_file: Optional[str] = None
-    """Name of a file in ``forecasts/`` for all windows of the test split as one long table: ``backtest.csv`` or
-    ``backtest.parquet`` (needs pyarrow); null: no such file."""
-    backtest_windows: Optional[int] = None
-    """Number of windows in that table, spread evenly; null: all."""
     max_channels: int = 4
     """Channels per picture."""
     channels: Any = None
@@ -187,18 +198,9 @@ def check_task(task: Any) -> None:
         task: ``config.task``.
 
     Raises:
-        ConfigError: ``backtest_file`` is not a file name that ends in .csv or .parquet; ``backtest_windows`` is below 1
-            or set without ``backtest_file``; or see :func:`interval_levels`.
-        UnavailableError: ``backtest_file`` is a Parquet file, and pyarrow is not installed.
+        ConfigError: see :func:`interval_levels`.
     """
     interval_levels(task)
-    name, windows = task.get("backtest_file"), task.get("backtest_windows")
-    if name is not None and (Path(name).name != name or Path(name).suffix not in (".csv", ".parquet")):
-        raise ConfigError(f"task.backtest_file={name} must be the name of a file that ends in .csv or .parquet")
-    if windows is not None and (windows < 1 or name is None):
-        raise ConfigError(f"task.backtest_windows={windows} must be at least 1, and needs task.backtest_file")
-    if name is not None and name.endswith(".parquet") and not find_spec("pyarrow"):
-        raise UnavailableError(f"task.backtest_file={name} needs pyarrow: pip install pyarrow, or take a name in .csv")
 
 
 def interval_levels(task: Any) -> list[float]:

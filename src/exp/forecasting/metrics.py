@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import torch
 
 from exp.errors import DataError
+from exp.forecasting.baselines import repeat_last
 from exp.forecasting.losses import masked_difference
 from exp.metrics import Metric, Table
 
@@ -257,9 +259,8 @@ class ForecastMetrics(WindowMetric):
         """The forecasts that repeat the last value and the last season, (B, H, C) each."""
         if self.baselines is None:
             return []
-        x, horizon = batch["x"], batch["y"].shape[1]
         lengths = [1, self.baselines.season] if self.baselines.seasonal else [1]
-        return [torch.cat([x[:, -length:]] * -(-horizon // length), dim=1)[:, :horizon] for length in lengths]
+        return [repeat_last(batch["x"], batch["y"].shape[1], length) for length in lengths]
 
     def _flat_forecasts(self, batch: dict[str, Any]) -> list[torch.Tensor]:
         """The forecasts that do not change over the horizon: the mean of the lookback and, for counts, 0."""
@@ -312,6 +313,17 @@ class ForecastMetrics(WindowMetric):
             return {name: torch.empty(0) for name in ("mse", "mae", *self.baseline_of)}, torch.empty(0)
         windows = torch.cat(self._windows, dim=1).cpu()
         return {name: windows[self.names.index(name)] for name in ("mse", "mae", *self.baseline_of)}, windows[-1]
+
+    def window_errors(self) -> dict[str, np.ndarray]:
+        """``mse``, ``mae`` and, if scales are known, ``mase`` of each window of this rank, float64 (N,), in the order
+        of the updates; NaN where a window has no truth, or its series no scale.
+        """
+        sums = torch.cat(self._windows, dim=1).cpu().double().numpy()
+        counts = {"mse": sums[-1], "mae": sums[-1]}
+        if "mase" in self.names:
+            counts["mase"] = sums[len(self.names)]
+        with np.errstate(invalid="ignore"):
+            return {name: sums[self.names.index(name)] / count for name, count in counts.items()}
 
     def _by_series(self, distributed: Distributed) -> dict[str, torch.Tensor]:
         """The errors of each series, float64 (S,); NaN where it has no window with a truth, or no scale."""

@@ -24,6 +24,8 @@ from exp.metrics import Evaluator
 from exp.runs.files import escape_formula, write_atomically
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
     from exp.session import Session
@@ -65,8 +67,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 
     Rank 0 alone computes and writes ``forecasts/future.csv`` (without truth) and, for ``task.num_windows`` windows,
     ``forecasts/window_<n>.csv`` (date; for each target the forecast, ends of intervals and truth), each with plots of
-    the chosen channels in ``plots/``. If ``task.backtest_file`` names a file, it has all windows as one table
-    (:func:`backtest_table`). If new rows are too few for a window with truth, only ``future`` is written. With
+    the chosen channels in ``plots/``. If new rows are too few for a window with truth, only ``future`` is written. With
     ``task.refit`` it is of a model that was trained on all rows (:func:`exp.forecasting.refit.refit`).
 
     Args:
@@ -75,7 +76,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         model: on the session's device, in eval mode.
 
     Returns:
-        Metrics of the windows (of the backtest if there is one) with their number, and the files, relative to the run
+        Metrics of the windows with their number, and the files, relative to the run
         folder; both empty on other ranks than 0.
 
     Raises:
@@ -87,7 +88,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     if not session.distributed.is_main:
         return Prediction({}, [], "")
     count = min(task.num_windows, len(data.test))
-    if (task.num_windows or task.backtest_file) and not len(data.test):
+    if task.num_windows and not len(data.test):
         session.print(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
             f"{data.lookback + data.horizon}): only the rows after them are forecast"
@@ -97,7 +98,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     windows = {}
     for index in _evenly_spaced(len(data.test), count).split(data.eval_batch_size) if count else ():
         firsts = _first_rows(data, index)
-        values = _forecast_arrays(session, data, model, data.test[index], firsts, evaluator)
+        values = forecast_arrays(session, data, model, data.test[index], firsts, evaluator)
         for row, (number, first) in enumerate(zip(index.tolist(), firsts.tolist())):
             dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
             windows[f"window_{number:05d}"] = _window_forecast(data, f"test window {number}", first, dates, values, row)
@@ -110,7 +111,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         windows["future"] = _window_forecast(data, "what follows the last row", int(first), dates, values)
     else:
         path = session.folder.path / "forecasts" / "future.csv"
-        write_atomically(path, lambda file: _write_csv(file, _future_tables(session, data, refitted)))
+        write_tables(path, _future_tables(session, data, refitted))
         files.append(str(path.relative_to(session.folder.path)))
     for name, window in windows.items():
         path = session.folder.path / "forecasts" / f"{name}.csv"
@@ -123,16 +124,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
             for page, channels in channel_pages.items():
                 picture = draw_forecast(window, data.target_names, channels)
                 files += write_picture(session, f"plots/{name}_{page}.png", picture)
-    if task.backtest_file and len(data.test):
-        count = min(task.backtest_windows or len(data.test), len(data.test))
-        evaluator.reset()
-        path = session.folder.path / "forecasts" / task.backtest_file
-        tables = _backtest(session, data, model, _evenly_spaced(len(data.test), count), evaluator)
-        write = _write_parquet if path.suffix == ".parquet" else _write_csv
-        write_atomically(path, lambda file: write(file, tables))
-        files.append(str(path.relative_to(session.folder.path)))
     metrics = evaluator.compute(Distributed()) if count else {}  # of this rank alone: no other rank calls it
-    return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest_file else "plotted windows")
+    return Prediction({**metrics, "windows": count}, files, "plotted windows")
 
 
 def draw_representative(session: Session, data: Any, model: Any) -> dict[str, Figure]:
@@ -151,7 +144,7 @@ def draw_representative(session: Session, data: Any, model: Any) -> dict[str, Fi
     chosen = numbers[errors.argsort()[len(numbers) // 2]].reshape(1)
     (first,) = firsts = _first_rows(data, chosen)
     dates = None if data.dates is None else data.dates[int(first) : int(first) + data.lookback + data.horizon]
-    values = _forecast_arrays(session, data, model, data.test[chosen], firsts)
+    values = forecast_arrays(session, data, model, data.test[chosen], firsts)
     window = _window_forecast(data, f"test window {int(chosen)}", int(first), dates, values)
     channels = next(iter(split_channels(data.target_names, None, _CHANNELS).values()))
     return {"forecast.png": draw_forecast(window, data.target_names, channels)}
@@ -191,10 +184,10 @@ def _future_arrays(
     """For the forecasts after the last observed rows: first rows of the lookbacks, dates, and the values."""
     batch, dates = data.future_windows(series)
     firsts = torch.from_numpy(data.observed_stops[series] - data.lookback)
-    return firsts, dates, _forecast_arrays(session, data, model, batch, firsts)
+    return firsts, dates, forecast_arrays(session, data, model, batch, firsts)
 
 
-def _forecast_arrays(
+def forecast_arrays(
     session: Session,
     data: Any,
     model: Any,
@@ -296,39 +289,15 @@ def wide_table(window: Forecast, names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(columns).rename(columns=escape_formula)  # a name must not be a formula in a spreadsheet
 
 
-def _backtest(
-    session: Session, data: Any, model: Any, windows: torch.Tensor, evaluator: Evaluator
-) -> Iterator[pd.DataFrame]:
-    """Forecast windows batch by batch: update the evaluator, and yield the table of each batch."""
-    rows = pd.RangeIndex(data.num_rows) if data.dates is None else data.dates
-    for index in windows.split(data.eval_batch_size):
-        firsts = _first_rows(data, index)
-        values = _forecast_arrays(session, data, model, data.test[index], firsts, evaluator)
-        table = backtest_table(values, data.target_names, rows, firsts.numpy() + data.lookback - 1)
-        if data.ids is not None:
-            ids = [str(escape_formula(data.ids[number])) for number in data.series_of(firsts).tolist()]
-            table.insert(0, data.config.id_column, np.repeat(ids, len(table) // len(ids)))
-        yield table
-
-
-def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: Any, origins: np.ndarray) -> pd.DataFrame:
-    """A long table: series, origin (the last row of the lookback), date, and a column for each of the values.
+def write_tables(path: Path, tables: Iterator[pd.DataFrame]) -> None:
+    """Write tables of the same columns below each other, as they come, to a file that appears once it is complete.
 
     Args:
-        values: (B, H, C) each, in the units of the file.
-        names: names of the C series.
-        rows: dates or numbers of the file's rows, a pandas index.
-        origins: position in ``rows`` of the last row of each window's lookback, (B,).
+        path: a name in ``.parquet`` is written by pyarrow, any other as CSV.
+        tables: one after the other.
     """
-    count, horizon, channels = values["forecast"].shape
-    steps = origins[:, None, None] + np.arange(1, horizon + 1)
-    titles = np.array([str(escape_formula(name)) for name in names], dtype=object)
-    columns = {
-        "series": np.tile(np.repeat(titles, horizon), count),
-        "origin": rows[np.repeat(origins, channels * horizon)],
-        "date": rows[np.broadcast_to(steps, (count, channels, horizon)).ravel()],
-    }
-    return pd.DataFrame({**columns, **{name: array.transpose(0, 2, 1).ravel() for name, array in values.items()}})
+    write = _write_parquet if path.suffix == ".parquet" else _write_csv
+    write_atomically(path, lambda file: write(file, tables))
 
 
 def _write_csv(file: BinaryIO, tables: Iterator[pd.DataFrame]) -> None:

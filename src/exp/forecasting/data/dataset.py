@@ -68,6 +68,7 @@ class ForecastingData(Data):
         num_rows: number of rows of the file (T).
         dates: of the rows; None: the file has no dates.
         calendar: when rows come (:class:`exp.forecasting.data.calendar.Calendar`); None: not known.
+        baselines: the naive forecasts that models are compared with.
         notes: warnings about the data.
 
     Args:
@@ -202,9 +203,9 @@ class ForecastingData(Data):
         sizes = self.lookback, self.horizon
         return WindowDataset(self._tensors, rows, *sizes, keep_on_device, per_series, self._static)
 
-    def all_windows(self) -> WindowDataset:
-        """The windows of all rows up to :attr:`observed_stops`."""
-        rows = np.stack([self.starts[:-1], self.observed_stops], axis=1)
+    def all_windows(self, stops: np.ndarray | None = None) -> WindowDataset:
+        """The windows of all rows up to :attr:`observed_stops`, or up to earlier ``stops`` of each series, (S,)."""
+        rows = np.stack([self.starts[:-1], self.observed_stops if stops is None else stops], axis=1)
         return self._windows(rows, self.config.sampling == "series")
 
     def _standardize(self, series: Series) -> None:
@@ -215,7 +216,7 @@ class ForecastingData(Data):
         targets = series.values[:, self.scored]
         targets = targets[~np.isnan(targets)]
         zero = -self.mean / self.std if ((targets >= 0) & (targets == np.floor(targets))).all() else None  # of counts
-        self._baselines = Baselines(statistics.season, 1 < statistics.season <= self.lookback, scale, zero)
+        self.baselines = Baselines(statistics.season, 1 < statistics.season <= self.lookback, scale, zero)
         mean, std = self.mean.numpy(), self.std.numpy()
         standardized = (series.values - mean) / std if self.ids is None else series.values - mean[of_row]
         if self.ids is not None:
@@ -310,7 +311,7 @@ class ForecastingData(Data):
         session.on_model(functools.partial(self._check_model, session))
         if "intervals" in task:  # the tasks that forecast
             session.on_model(functools.partial(self.calibrate, session))
-        self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
+        self.check_truth({"train": list(self.rows), "eval": ["test"], "backtest": ["test"]}.get(task.name, []))
 
     def _season_text(self) -> str:
         """The calendar and the season, in one sentence."""
@@ -354,7 +355,7 @@ class ForecastingData(Data):
                 f"model.output: {output} is of counts, in the units of the file; set data.scaling=none, and "
                 "model.instance_norm=true for a model that does not standardize each lookback by itself"
             )
-        if self._baselines.zero is None:
+        if self.baselines.zero is None:
             raise DataError(
                 f"{self.path}: {output} is of counts, and {shortened(self.target_names)} have values that are negative "
                 "or no whole numbers; take another model/output"
@@ -404,10 +405,10 @@ class ForecastingData(Data):
         scored = None if self._truth is None else self.scored
         intervals, bounds = self.intervals, Bounds(*self.standardized_bounds())
         width = None if intervals is None or isinstance(intervals.output, Points) else intervals.output.num_values
-        errors = ForecastMetrics(names, self.std, scored, self._baselines, many, bounds, width)
+        errors = ForecastMetrics(names, self.std, scored, self.baselines, many, bounds, width)
         if intervals is None:
             return errors
-        about = self.mean, self.std, self.scored, many, self._baselines.scale, bounds
+        about = self.mean, self.std, self.scored, many, self.baselines.scale, bounds
         return [errors, IntervalMetrics(intervals, names, *about)]
 
     def standardized_bounds(self) -> list[torch.Tensor | None]:
@@ -449,8 +450,8 @@ class ForecastingData(Data):
             content["calendar"] = self.calendar.text
         if self.notes:
             content["notes"] = list(self.notes)
-        if self._baselines.verdict is not None:
-            content["warnings"] = [self._baselines.verdict]
+        if self.baselines.verdict is not None:
+            content["warnings"] = [self.baselines.verdict]
         if self.intervals is not None:
             content["intervals"] = self.intervals.record
         return content
