@@ -44,6 +44,7 @@ ELSEWHERE = {
     "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task"],
     "tests/behaviour/test_trackers.py": ["trackers"],
     "tests/config/test_published.py": ["results"],
+    "tests/forecasting/test_backtest.py": ["backtest"],
     "tests/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
     "tests/test_python.py": ["python"],
     "tests/wheel_check.sh": ["operate"],
