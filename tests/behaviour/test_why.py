@@ -78,6 +78,7 @@ def test_planted_differences_are_named_first(setting):
     }  # fmt: skip
     assert (firsts["key"]["first"], firsts["key"]["second"]) == ("0.0005", "0.01")
     assert firsts["version"]["second"] == "1.0.0"
+    assert found["version"]["errors"] == [None, "inputs.json was changed or deleted after the run"]
     code = found["line"]["causes"][1]
     assert (code["kind"], code["name"].split(" ")[0]) == ("code", "my_net")
     assert [line[0] for line in code["lines"]] == ["-", "+"]

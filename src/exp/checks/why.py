@@ -253,7 +253,9 @@ def explain(paths: Sequence[str]) -> dict[str, Any]:
     if len(sides) != 2 or len(checkpoints) == 1:
         number = " and ".join(str(len(side)) for side in sides)
         raise ConfigError(f"task=why compares two runs, and run names {number}; give run=[<a run>,<another>]")
-    first, second = sides[0][0], next((run for run in sides[1] if _same_seed(run, sides[0][0])), sides[1][0])
+    first = sides[0][0]
+    same_seed = (run for run in sides[1] if run.config.get("seed") == first.config.get("seed"))
+    second = next(same_seed, sides[1][0])
     metric = first.metric_name
     groups = [Group(side, metric) for side in sides] if metric == second.metric_name else []
     found, part = causes(first, second), parting(first, second)
@@ -261,6 +263,7 @@ def explain(paths: Sequence[str]) -> dict[str, Any]:
         "runs": [str(run.folder) for run in (first, second)],
         "metric": metric,
         "values": [run.metric for run in (first, second)],
+        "errors": [run.error for run in (first, second)],
         "causes": [cause._asdict() for cause in found],
         "losses": None if part is None else {**part._asdict(), "text": str(part)},
         "noise": [comparison.verdict() for comparison in compare_groups(groups)],
@@ -269,27 +272,24 @@ def explain(paths: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _same_seed(run: Run, other: Run) -> bool:
-    return run.config.get("seed") == other.config.get("seed")
-
-
 def _commands(first: Run, second: Run, found: Sequence[Cause], part: Parting | None, has_weights: bool) -> list[str]:
     """Commands that would tell more, the most telling first."""
     kinds, commands = [cause.kind for cause in found], []
+    parts = part is not None and part.step is not None
     if "seed" in kinds:
         commands.append(_repeated(second, f"seed={first.config.get('seed')}"))
     elif kinds.count("key") > 1:  # one key at a time
-        key = next(cause for cause in found if cause.kind == "key")
-        commands.append(_repeated(second, f"{key.name}={key.first}"))
-    elif not set(kinds) - {"environment"} and part is not None and part.step is not None:
+        key = next(cause for cause in found if cause.kind == "key").name
+        commands.append(_repeated(second, f"{key}={format_value(column([first], key)[0])}"))
+    elif parts and not set(kinds) - {"environment"}:
         commands.append(_repeated(second, "task=parity"))
-    elif "key" not in kinds and part is not None and part.step is not None:
+    elif parts and "key" not in kinds:
         commands.append(_repeated(first))
     common = [
         sorted({path.name for path in (run.folder / "checkpoints").glob("step_*.pth")}) for run in (first, second)
     ]
     steps = [name for name in common[0] if name in common[1]]
-    if steps and not has_weights and part is not None and part.step is not None:
+    if steps and parts and not has_weights:
         files = ",".join(console.display_path(run.folder / "checkpoints" / steps[0]) for run in (first, second))
         commands.append(f"python -m exp task=why 'run=[{files}]'")
     return commands
@@ -311,9 +311,9 @@ def print_explanation(paths: Sequence[str], form: str) -> int:
 
 
 def _lines(about: Mapping[str, Any]) -> Iterator[str]:
-    for sign, folder, value in zip("-+", about["runs"], about["values"]):
+    for sign, folder, value, error in zip("-+", about["runs"], about["values"], about["errors"]):
         measured = "" if value is None else f": {about['metric']} {format_metric(value)}"
-        yield f"{sign} {console.display_path(Path(folder))}{measured}"
+        yield f"{sign} {console.display_path(Path(folder))}{measured}{'' if error is None else f'; {error}'}"
     found = [Cause(**cause) for cause in about["causes"]]
     yield "" if found else "\nnothing differs of what the runs have recorded"
     for number, cause in enumerate(found[:_SHOWN]):
