@@ -82,7 +82,7 @@ RANGE = ["backend=cpu", "launcher.nnodes=2:4", "launcher.rdzv_endpoint=127.0.0.1
         (["launcher.nnodes=4:2"], 2, "launcher.nnodes=4:2"),
         (["launcher.share=1"], 2, "share"),
         (["task=doctor"], 2, "task=doctor"),
-        (["launcher=submitit", "launcher.cluster=debug"], 2, "launcher=submitit"),
+        pytest.param(["launcher=submitit", "launcher.cluster=debug"], 2, "launcher=submitit", marks=needs_current_card),
         pytest.param(["batch_size=8"], 2, "global_batch_size", marks=needs_current_card),
         pytest.param([], 3, "torch 2.1", marks=[needs_legacy_card, pytest.mark.legacy]),
     ],
