@@ -93,6 +93,28 @@ class TimedHook(CheckpointHook):
         self.mark = time.perf_counter()
 
 
+def measure(gib: float, saves: int, folder: str, backend: Any, device: torch.device) -> tuple[float, TimedHook]:
+    """Train with saves of both kinds in turns; returns the size of a checkpoint in GiB, and the times."""
+    width = int((gib * 2**30 / 4 / 3 / LAYERS) ** 0.5)
+    steps = 4 * (saves + 1)
+    config = OmegaConf.structured(ExpConfig)
+    config.name, config.task, config.global_batch_size = "blocking", OmegaConf.structured(Train), BATCH
+    session = Session(config, RunFolder(folder), RankInfo(), backend, Train())
+    session.folder.create()
+    session.device, session.distributed = device, Distributed()
+    model = Stack(width).to(device)
+    loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
+    optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
+    runner = Trainer(session, model, optim_wrapper, TrainLoop(loader, max_epochs=1))
+    hook = TimedHook(session.config, session.folder.checkpoints)
+    runner.hooks.remove(runner.checkpoints)
+    runner.register_hook(hook)
+    hook.mark = time.perf_counter()
+    runner.train()
+    runner.checkpoint_writer.wait()
+    return max(path.stat().st_size for path in session.folder.checkpoints.iterdir()) / 2**30, hook
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,28 +124,11 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    width = int((arguments.gib * 2**30 / 4 / 3 / LAYERS) ** 0.5)
-    steps = 4 * (arguments.saves + 1)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        config = OmegaConf.structured(ExpConfig)
-        config.name, config.task, config.global_batch_size = "blocking", OmegaConf.structured(Train), BATCH
-        session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"), Train())
-        session.folder.create()
-        session.device, session.distributed = torch.device("cpu"), Distributed()
-        model = Stack(width)
-        loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
-        optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
-        runner = Trainer(session, model, optim_wrapper, TrainLoop(loader, max_epochs=1))
-        hook = TimedHook(session)
-        runner.hooks.remove(runner.checkpoints)
-        runner.register_hook(hook)
-        hook.mark = time.perf_counter()
-        runner.train()
-        runner.checkpoint_writer.wait()
-        size = max(path.stat().st_size for path in session.folder.checkpoints.iterdir())
+        size, hook = measure(arguments.gib, arguments.saves, folder, CpuBackend(name="cpu"), torch.device("cpu"))
     plain, first, saved = statistics.median(hook.plain), hook.hook[0], statistics.median(hook.hook[1:])
     free, beside = (statistics.median(hook.steps[writing][1:]) for writing in (False, True))
-    print(f"{size / 2**30:.2f} GiB of state; {len(hook.hook)} saves of each kind")
+    print(f"{size:.2f} GiB of state; {len(hook.hook)} saves of each kind")
     print(f"plain save            {plain:7.3f} s")
     share = f"{100 * saved / plain:5.1f} %"
     print(f"blocked per save      {saved:7.3f} s  {share}  (the first, which makes its buffers: {first:.3f} s)")

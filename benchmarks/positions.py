@@ -19,6 +19,7 @@ class Positions(Sampler):  # type: ignore[type-arg]
 
     def __init__(self, steps: int, batch_size: int) -> None:
         self.steps_per_epoch, self.global_batch_size, self.samples = steps, batch_size, 0
+        self.parts, self.weights = [batch_size], [1.0]  # of the only rank
 
     def __len__(self) -> int:
         return self.steps_per_epoch

@@ -28,7 +28,7 @@ from positions import Positions
 from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import ExpConfig
-from exp.data.loader import make_loader
+from exp.data.loader import make_loader, to_device
 from exp.distributed import Distributed
 from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
@@ -39,6 +39,7 @@ from exp.session import RankInfo, Session
 from exp.tasks.train import Train
 
 BATCH, WIDTH = 32, 64
+CPU = torch.device("cpu")
 
 
 class Samples(Dataset):
@@ -93,13 +94,14 @@ class StockModel(BaseModel):
         return {"loss": loss_of(self.net, x, y)}
 
 
-def by_hand(loader: DataLoader, steps: int) -> float:
+def by_hand(loader: DataLoader, steps: int, device: torch.device = CPU) -> float:
     """The hand-written loop, which reads the loss every 20 steps; returns seconds per step."""
-    net = network()
+    net = network().to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    running = torch.zeros(())
+    running = torch.zeros((), device=device)
     begun = time.perf_counter()
-    for step, batch in enumerate(loader, 1):
+    for step, cpu_batch in enumerate(loader, 1):
+        batch = to_device(cpu_batch, device)
         loss = loss_of(net, batch["x"], batch["y"])
         loss.backward()
         optimizer.step()
@@ -111,14 +113,14 @@ def by_hand(loader: DataLoader, steps: int) -> float:
     return (time.perf_counter() - begun) / steps
 
 
-def ours(loader: DataLoader, steps: int, folder: str) -> float:
+def ours(loader: DataLoader, steps: int, folder: str, backend: Any = None, device: torch.device = CPU) -> float:
     """Our engine with its usual hooks; returns seconds per step of the training loop."""
     config = OmegaConf.structured(ExpConfig)
     config.name, config.task, config.global_batch_size = "overhead", OmegaConf.structured(Train), BATCH
     config.log_every, config.schedule.param_scheduler = 20, [{"type": "ExponentialLR", "gamma": 0.5}]
-    session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"), Train())
-    session.device, session.distributed = torch.device("cpu"), Distributed()
-    model = OurModel()
+    session = Session(config, RunFolder(folder), RankInfo(), backend or CpuBackend(name="cpu"), Train())
+    session.device, session.distributed = device, Distributed()
+    model = OurModel().to(device)
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
     clock = Clock()
     Trainer(session, model, wrapper, TrainLoop(loader, max_epochs=1), hooks=[clock]).train()

@@ -29,15 +29,15 @@ LOOKBACK, HORIZON, BATCH, CHANNELS, LR, ALPHA = 720, 96, 64, 7, 2e-4, 0.35
 class PlainWindows(Dataset):
     """A data set of single windows, cut from (T, C) arrays."""
 
-    def __init__(self, values: torch.Tensor, marks: torch.Tensor) -> None:
-        self.values, self.marks = values, marks
+    def __init__(self, values: torch.Tensor, marks: torch.Tensor, lookback: int, horizon: int) -> None:
+        self.values, self.marks, self.lookback, self.horizon = values, marks, lookback, horizon
 
     def __len__(self) -> int:
-        return len(self.values) - LOOKBACK - HORIZON + 1
+        return len(self.values) - self.lookback - self.horizon + 1
 
     def __getitem__(self, start: int) -> tuple[torch.Tensor, ...]:
-        middle = start + LOOKBACK
-        return self.values[start:middle], self.marks[start:middle], self.values[middle : middle + HORIZON]
+        middle = start + self.lookback
+        return self.values[start:middle], self.marks[start:middle], self.values[middle : middle + self.horizon]
 
 
 def ours(data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -54,15 +54,18 @@ def ours(data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, t
 
 
 def plain(
-    data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, torch.Tensor]
+    data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, torch.Tensor], device: str = "cpu"
 ) -> Iterator[torch.Tensor]:
     """Train with the plain loop; yields the loss of each step."""
-    model = PlainTimeBridge(CHANNELS, LOOKBACK, HORIZON)
+    model = PlainTimeBridge(CHANNELS, data.lookback, data.horizon)
     model.load_state_dict(weights)
+    model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     values, marks = whole_series(data)
     batches: Any = [index.tolist() for index in sampler]
-    for x, features, y in DataLoader(PlainWindows(values, marks), batch_sampler=batches):
+    windows = PlainWindows(values, marks, data.lookback, data.horizon)
+    for batch in DataLoader(windows, batch_sampler=batches):
+        x, features, y = (tensor.to(device) for tensor in batch)
         loss = plain_loss(model(x, features), y, ALPHA)
         loss.backward()
         optimizer.step()
@@ -72,15 +75,15 @@ def plain(
 
 def whole_series(data: ForecastingData) -> tuple[torch.Tensor, torch.Tensor]:
     """The training rows (T, C) and their time features (T, M), joined from windows."""
-    size = LOOKBACK + HORIZON
-    starts = [*range(0, len(data.train), LOOKBACK), len(data.train) - 1]
+    lookback, size = data.lookback, data.lookback + data.horizon
+    starts = [*range(0, len(data.train), lookback), len(data.train) - 1]
     values = torch.empty(len(data.train) + size - 1, CHANNELS)
     marks = torch.empty(len(values), data.num_marks)
     for start in starts:
         window = data.train[[start]]
-        values[start : start + LOOKBACK] = window["x"][0]
-        values[start + LOOKBACK : start + size] = window["y"][0]
-        marks[start : start + LOOKBACK] = window["marks"][0]
+        values[start : start + lookback] = window["x"][0]
+        values[start + lookback : start + size] = window["y"][0]
+        marks[start : start + lookback] = window["marks"][0]
     return values, marks
 
 
