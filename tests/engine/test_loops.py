@@ -170,7 +170,8 @@ def test_losses_between_two_lines_are_shared_by_another_number_of_ranks():
         assert meter.state() == expected
         meter.add({"loss": torch.tensor(4.0)})
         total, count = expected["loss"]
-        assert meter.read()["loss"] == (total + 4.0) / (count + 1)
+        means, single = meter.read()
+        assert (means["loss"], single) == ((total + 4.0) / (count + 1), [4.0])
         assert meter.state() == {}
 
 

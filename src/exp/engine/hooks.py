@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence
 
+import numpy as np
 import torch
 from mmengine.hooks import Hook
 
@@ -30,6 +31,7 @@ _NEAR_ZERO = 0.01  # as a share of the first loss
 _REDRAW_SECONDS = 0.25  # of the bar on a terminal
 _LINE_SECONDS = 30.0  # between two lines elsewhere
 _BAR_WIDTH = 20  # characters
+_TRAINED = "loss"  # the key of the loss that is minimized
 
 
 def _wrong_losses(found: str) -> ConfigError:
@@ -37,19 +39,21 @@ def _wrong_losses(found: str) -> ConfigError:
 
 
 class LossMeter:
-    """Sums the losses of each step on the device, without reading them.
+    """Keeps the losses of each step on the device, without reading them.
 
     To read a loss, the host must wait for the device. At every step this would take longer than all other overhead of a
-    step. :meth:`read` waits once for all steps since the last reading.
-
-    Attributes:
-        sums: sums since the last reading, by name; 0-dim float32 tensors on the device.
+    step. :meth:`read` waits once for all steps since the last reading. A step launches one kernel for each loss: the
+    trained one is copied, so that each step's value is known; the others are added up.
     """
 
     def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, torch.Tensor] = {}  # 0-dim, float32, on the device
         self._counts: dict[str, float] = {}  # not whole numbers after a resume with another number of ranks
-        self._single: list[torch.Tensor] = []  # the loss of each micro-batch, on the device
+        self._single: list[torch.Tensor] = []  # the trained loss of each micro-batch since the last reading
+
+    def __bool__(self) -> bool:
+        """Whether there is a loss since the last reading."""
+        return bool(self._counts)
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Add one micro-batch's losses (0-dim tensors on the device).
@@ -60,35 +64,46 @@ class LossMeter:
         if not isinstance(losses, dict):
             raise _wrong_losses(f"a {type(losses).__name__}")
         for name, value in losses.items():
-            if name in self.sums:
-                self.sums[name].add_(value.detach())
-                self._counts[name] += 1
-            elif not isinstance(value, torch.Tensor) or value.dim():
+            if not isinstance(value, torch.Tensor) or value.dim():
                 shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
                 raise _wrong_losses(f"{name}, a {type(value).__name__}{shape}")
+            if name == _TRAINED:  # a copy: a compiled model may reuse the memory of its outputs
+                self._single.append(value.detach().float().clone())
+            elif name in self._sums:
+                self._sums[name].add_(value.detach())
             else:
-                self.sums[name], self._counts[name] = value.detach().float().clone(), 1
-        if "loss" in losses:  # a copy: a compiled model may reuse the memory of its outputs
-            self._single.append(losses["loss"].detach().float().clone())
+                self._sums[name] = value.detach().float().clone()
+            self._counts[name] = self._counts.get(name, 0) + 1
 
-    def read_single(self) -> list[float]:
-        """Read the loss of each micro-batch since the last reading; call it after :meth:`read`, which has waited."""
-        single, self._single = self._single, []
-        return torch.stack(single).cpu().tolist() if single else []
-
-    def read(self) -> dict[str, float]:
-        """Read the mean of each loss, over the micro-batches that had it since the last reading, and reset the sums.
+    def read(self) -> tuple[dict[str, float], list[float]]:
+        """Read the losses since the last reading, and forget them.
 
         This is the only place where a training step waits for the device.
+
+        Returns:
+            The mean of each loss, over the micro-batches that had it; and the trained loss of each micro-batch.
         """
-        state = self.state()
-        self.sums, self._counts = {}, {}
-        return {name: total / count for name, (total, count) in state.items()}
+        state, single = self._read()
+        self._sums, self._counts, self._single = {}, {}, []
+        return {name: total / count for name, (total, count) in state.items()}, single
 
     def state(self) -> dict[str, tuple[float, float]]:
         """Sum and count of each loss since the last reading, for checkpoints; waits for the device once."""
-        values = torch.stack(list(self.sums.values())).cpu().tolist() if self.sums else []
-        return {name: (value, self._counts[name]) for name, value in zip(self.sums, values)}
+        return self._read()[0]
+
+    def _read(self) -> tuple[dict[str, tuple[float, float]], list[float]]:
+        values = [*self._sums.values(), *self._single]
+        read = torch.stack(values).cpu() if values else torch.zeros(0)
+        sums, single = dict(zip(self._sums, read.tolist())), read[len(self._sums) :]
+        if len(single):  # in float32, and in this order, as on the device
+            total = sum(single.numpy(), np.float32(sums.get(_TRAINED, 0.0)))
+            sums[_TRAINED] = float(total)
+        return {name: (sums[name], count) for name, count in self._counts.items()}, single.tolist()
+
+    def totals(self) -> dict[str, torch.Tensor]:
+        """A tensor of each loss since the last reading, on the device, that is not finite if one of them is not."""
+        single = {_TRAINED: torch.stack(self._single).sum()} if self._single else {}
+        return {**self._sums, **single}
 
     def load(
         self,
@@ -115,7 +130,7 @@ class LossMeter:
             total, count = (
                 sum(state[name][i] * part for state, part in loaded if name in state) / size for i in (0, 1)
             )
-            self.sums[name], self._counts[name] = torch.tensor(total, dtype=torch.float32, device=device), count
+            self._sums[name], self._counts[name] = torch.tensor(total, dtype=torch.float32, device=device), count
 
 
 class MetricsHook(Hook):
@@ -144,7 +159,7 @@ class MetricsHook(Hook):
     def before_train(self, runner: Any) -> None:
         """Show the bar, and have the lines of steps removed that will be trained again."""
         self._loop = runner.train_loop
-        again = ["val"] * self._loop.validation_due + ["train"] * bool(runner.losses.sums)
+        again = ["val"] * self._loop.validation_due + ["train"] * bool(runner.losses)
         runner.session.on_start(functools.partial(self._truncate, runner.iter, again))
         self._staged = runner.backend.collectives.staged_bytes
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
@@ -168,13 +183,13 @@ class MetricsHook(Hook):
 
     def after_train_epoch(self, runner: Any) -> None:
         """Read the losses of the steps since the last reading, so that every epoch is complete in the log."""
-        if runner.losses.sums:
+        if runner.losses:
             self._read(runner, runner.iter)
 
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
         group = runner.distributed_group
-        times, losses = runner.rank_times, runner.losses.read()
-        gathered = group.gather((losses, None if times is None else times.read(), runner.losses.read_single()))
+        times, (losses, single) = runner.rank_times, runner.losses.read()
+        gathered = group.gather((losses, None if times is None else times.read(), single))
         by_rank: list[dict[str, float]] = [rank_losses for rank_losses, *_ in gathered]
         weights = self._loop.sampler.weights
         now, steps = time.perf_counter(), self._steps_since_mark

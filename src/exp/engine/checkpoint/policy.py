@@ -269,7 +269,7 @@ def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
     Raises:
         RunError: a tensor is not finite; the message has step, rank and the first such tensor. Raised on every rank.
     """
-    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.totals().items()}
     watched = {name for name, _ in unwrapped(runner.model).named_parameters()} | set(losses)
     by_rank = runner.distributed_group.gather(nonfinite_tensors({**losses, **state}, watched))
     ranks = [rank for rank, names in enumerate(by_rank) if names]
