@@ -120,6 +120,7 @@ def ours(loader: DataLoader, steps: int, folder: str, backend: Any = None, devic
     config.log_every, config.schedule.param_scheduler = 20, [{"type": "ExponentialLR", "gamma": 0.5}]
     session = Session(config, RunFolder(folder), RankInfo(), backend or CpuBackend(name="cpu"), Train())
     session.device, session.distributed = device, Distributed()
+    session.start_run()  # else the first step does, and describes the machine
     model = OurModel().to(device)
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
     clock = Clock()
