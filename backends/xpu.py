@@ -77,7 +77,7 @@ def _list(function: Callable[..., Any], make: Callable[[], Any], *owner: Any) ->
 
 def _read(library: Any, card: Any, index: int) -> dict[str, Any]:
     described = library.zes_device_properties_t(stype=library.ZES_STRUCTURE_TYPE_DEVICE_PROPERTIES)
-    known = library.zesDeviceGetProperties(card, ctypes.byref(described)) == 0
+    described_card = library.zesDeviceGetProperties(card, ctypes.byref(described)) == 0
     sizes = []
     for module in _list(library.zesDeviceEnumMemoryModules, library.zes_mem_handle_t, card):
         state = library.zes_mem_state_t(stype=library.ZES_STRUCTURE_TYPE_MEM_STATE)
@@ -95,9 +95,9 @@ def _read(library: Any, card: Any, index: int) -> dict[str, Any]:
             temperatures.append(degrees.value)
     return _monitor.reading(
         index,
-        name=described.core.name.decode() if known else None,
-        uuid=bytes(described.core.uuid.id).hex() if known else None,
-        serial=described.serialNumber.decode() or None if known else None,
+        name=described.core.name.decode() if described_card else None,
+        uuid=bytes(described.core.uuid.id).hex() if described_card else None,
+        serial=described.serialNumber.decode() or None if described_card else None,
         memory_used=sum(used for used, _ in sizes) if sizes else None,
         memory_total=sum(total for _, total in sizes) if sizes else None,
         temperature_c=max(temperatures, default=None),

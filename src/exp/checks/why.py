@@ -98,9 +98,9 @@ def causes(first: Run, second: Run) -> list[Cause]:
     files = [run.inputs.get("data_files") or {} for run in runs]
     rows = [{f"samples of {split}": (run.result.get("data") or {}).get(split) for split in ("train", "val", "test")}
             for run in runs]  # fmt: skip
-    places = [_environment(run) for run in runs]
+    environments = [_environment(run) for run in runs]
     if "nproc" in {cause.name for cause in keys}:
-        del places[0]["world size"], places[1]["world size"]
+        del environments[0]["world size"], environments[1]["world size"]
     return [
         *(cause for cause in keys if cause.kind == "key"),
         *(_unequal("data", files, _about_file) if all(files) else []),
@@ -108,7 +108,7 @@ def causes(first: Run, second: Run) -> list[Cause]:
         *_unequal("weights", weights),
         *_code(*runs),
         *(cause for cause in keys if cause.kind == "seed"),
-        *_unequal("environment", places),
+        *_unequal("environment", environments),
     ]
 
 
@@ -154,22 +154,22 @@ def _environment(run: Run) -> dict[str, Any]:
 def _code(first: Run, second: Run) -> list[Cause]:
     """The user's modules whose source differs, and exp's revision and changes."""
     modules = [run.inputs.get("modules") or {} for run in (first, second)]
-    found = []
+    differences = []
     for name in sorted(set(modules[0]) & set(modules[1])):
         old, new = (part[name] for part in modules)
         if old["digest"] != new["digest"]:
             old_digest, new_digest = (part["digest"][:8] for part in (old, new))
             lines = _changed_lines(old["source"], new["source"])
-            found.append(Cause("code", f"{name} ({new['file']})", old_digest, new_digest, lines))
-    found += _unequal("code", [dict.fromkeys(part, "imported") for part in modules])
+            differences.append(Cause("code", f"{name} ({new['file']})", old_digest, new_digest, lines))
+    differences += _unequal("code", [dict.fromkeys(part, "imported") for part in modules])
     (revision, changes), (other, other_changes) = (
         (run.env.get("git_revision"), str(run.inputs.get("exp_changes") or "")) for run in (first, second)
     )
     if (revision, changes) != (other, other_changes):
         # Of the two diffs the lines of code, which tell more than a diff of diffs.
         added = ("\n".join(re.findall(r"^\+(?!\+\+ )(.*)", diff, re.MULTILINE)) for diff in (changes, other_changes))
-        found.append(Cause("code", "exp", revision, other, _changed_lines(*added)))
-    return found
+        differences.append(Cause("code", "exp", revision, other, _changed_lines(*added)))
+    return differences
 
 
 def _changed_lines(old: str | None, new: str | None) -> list[str]:
@@ -258,28 +258,30 @@ def explain(paths: Sequence[str]) -> dict[str, Any]:
     second = next(same_seed, sides[1][0])
     metric = first.metric_name
     groups = [Group(side, metric) for side in sides] if metric == second.metric_name else []
-    found, part = causes(first, second), parting(first, second)
+    causes_found, part = causes(first, second), parting(first, second)
     return {
         "runs": [str(run.folder) for run in (first, second)],
         "metric": metric,
         "values": [run.metric for run in (first, second)],
         "errors": [run.error for run in (first, second)],
-        "causes": [cause._asdict() for cause in found],
+        "causes": [cause._asdict() for cause in causes_found],
         "losses": None if part is None else {**part._asdict(), "text": str(part)},
         "noise": [comparison.verdict() for comparison in compare_groups(groups)],
         "weights": compare_weights(*checkpoints) if checkpoints else None,
-        "commands": _commands(first, second, found, part, bool(checkpoints)),
+        "commands": _commands(first, second, causes_found, part, bool(checkpoints)),
     }
 
 
-def _commands(first: Run, second: Run, found: Sequence[Cause], part: Parting | None, has_weights: bool) -> list[str]:
+def _commands(
+    first: Run, second: Run, causes_found: Sequence[Cause], part: Parting | None, has_weights: bool
+) -> list[str]:
     """Commands that would tell more, the most telling first."""
-    kinds, commands = [cause.kind for cause in found], []
+    kinds, commands = [cause.kind for cause in causes_found], []
     parts = part is not None and part.step is not None
     if "seed" in kinds:
         commands.append(_repeated(second, f"seed={first.config.get('seed')}"))
     elif kinds.count("key") > 1:  # one key at a time
-        key = next(cause for cause in found if cause.kind == "key").name
+        key = next(cause for cause in causes_found if cause.kind == "key").name
         commands.append(_repeated(second, f"{key}={format_value(column([first], key)[0])}"))
     elif parts and not set(kinds) - {"environment"}:
         commands.append(_repeated(second, "task=parity"))
@@ -314,13 +316,13 @@ def _lines(about: Mapping[str, Any]) -> Iterator[str]:
     for sign, folder, value, error in zip("-+", about["runs"], about["values"], about["errors"]):
         measured = "" if value is None else f": {about['metric']} {format_metric(value)}"
         yield f"{sign} {console.display_path(Path(folder))}{measured}{'' if error is None else f'; {error}'}"
-    found = [Cause(**cause) for cause in about["causes"]]
-    yield "" if found else "\nnothing differs of what the runs have recorded"
-    for number, cause in enumerate(found[:_SHOWN]):
-        yield f"{cause.kind if not number or found[number - 1].kind != cause.kind else '':<12} {cause}"
+    causes_read = [Cause(**cause) for cause in about["causes"]]
+    yield "" if causes_read else "\nnothing differs of what the runs have recorded"
+    for number, cause in enumerate(causes_read[:_SHOWN]):
+        yield f"{cause.kind if not number or causes_read[number - 1].kind != cause.kind else '':<12} {cause}"
         yield from (f"{'':<12}   {line[:100]}" for line in cause.lines[:_LINES])
-    if len(found) > _SHOWN:
-        yield f"{'':<12} and {len(found) - _SHOWN} more (task.format=json)"
+    if len(causes_read) > _SHOWN:
+        yield f"{'':<12} and {len(causes_read) - _SHOWN} more (task.format=json)"
     yield ""
     yield "no training losses of equal steps" if about["losses"] is None else about["losses"]["text"]
     yield from (f"weights: {text}" for text in filter(None, [about["weights"]]))

@@ -54,7 +54,7 @@ def _kind(value: str) -> str:
 
 def _with_value(argument: str, known: str, value: str) -> str:
     """The argument with the user's value in place of the known one."""
-    key, _, own = argument.partition("=")
-    if key in _CHOSEN or (own != known and own.rpartition(":")[2] != known):
+    key, _, value_typed = argument.partition("=")
+    if key in _CHOSEN or (value_typed != known and value_typed.rpartition(":")[2] != known):
         return argument
-    return f"{key}={own[: len(own) - len(known)]}{shlex.quote(value)}"
+    return f"{key}={value_typed[: len(value_typed) - len(known)]}{shlex.quote(value)}"

@@ -34,8 +34,8 @@ _BAR_WIDTH = 20  # characters
 _TRAINED = "loss"  # the key of the loss that is minimized
 
 
-def _wrong_losses(found: str) -> ConfigError:
-    return ConfigError(f"model: train_step must return a dict of 0-dim tensors such as {{'loss': ...}}, not {found}")
+def _wrong_losses(returned: str) -> ConfigError:
+    return ConfigError(f"model: train_step must return a dict of 0-dim tensors such as {{'loss': ...}}, not {returned}")
 
 
 class LossMeter:
@@ -226,7 +226,11 @@ class MetricsHook(Hook):
         record.update(fallbacks)
         if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
             record.update(_device_usage(runner.backend))
-        slow = times.compare([figures for _, figures, _ in gathered], seconds / steps, step) if times and steps else []
+        slow = (
+            times.compare([times_of_rank for _, times_of_rank, _ in gathered], seconds / steps, step)
+            if times and steps
+            else []
+        )
         of_steps = _loss_of_steps([single for *_, single in gathered], weights, self._loop.accumulate)
         self._write(runner, "train", step, record, slow_ranks=slow, loss_of_steps=of_steps if len(of_steps) > 1 else [])
         self._rate = f"lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
@@ -253,9 +257,9 @@ class MetricsHook(Hook):
         self._write(runner, "val", runner.iter, metrics, units=units)
         first = list(metrics.items())[:_MOST_METRICS]
         texts = [f"val_{name} {console.format_metric(value)}" for name, value in first]
-        several = len({units.get(name) for name, _ in first}) > 1
+        differ = len({units.get(name) for name, _ in first}) > 1
         for number, (name, _) in enumerate(first):  # a unit of all stands once
-            if name in units and (several or number == len(first) - 1):
+            if name in units and (differ or number == len(first) - 1):
                 texts[number] += f" ({units[name]})"
         self.progress.set_text([self._losses, *texts, self._rate], line=True)
 
@@ -420,17 +424,19 @@ class Progress:
             return
         self._drawn, loop, (started, first) = time.monotonic(), self._loop, self._started_at
         epochs, rest = divmod(self._step + loop.step_offset, loop.steps_per_epoch)
-        epoch, texts, left = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", [*self._texts], []
+        epoch, texts, remaining = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", [*self._texts], []
         if self._step > first:  # an estimate without early stopping; the mean time per step includes validation
             seconds = (self._drawn - started) / (self._step - first) * (loop.max_iters - self._step)
-            left = [f"ETA {timedelta(seconds=round(seconds))}"]
+            remaining = [f"ETA {timedelta(seconds=round(seconds))}"]
         if line:
             position = [f"{epoch}  step {self._step}" if rest else epoch]
-            texts = [*position, *texts, *left]
+            texts = [*position, *texts, *remaining]
             text = "  ".join(texts if self._bar is None else console.fitting(texts, self.console.width))
             self.console.print(text, soft_wrap=True, markup=False)
         if self._bar is not None:
-            text = "  ".join(console.fitting([*left, *self._texts], self.console.width - len(epoch) - _BAR_WIDTH - 8))
+            text = "  ".join(
+                console.fitting([*remaining, *self._texts], self.console.width - len(epoch) - _BAR_WIDTH - 8)
+            )
             self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
 
     def stop(self) -> None:

@@ -167,17 +167,17 @@ class RankTimes:
         middle = (len(by_rank) - 1) // 2
         is_slow = np.ones(len(by_rank), dtype=bool)
         for rows, _ in self._window:
-            own = rows[:, 2:].sum(1) / rows[:, 0]
-            is_slow &= own > _SLOWER * np.sort(own)[middle]
+            busy = rows[:, 2:].sum(1) / rows[:, 0]
+            is_slow &= busy > _SLOWER * np.sort(busy)[middle]
         pooled: Any = sum(rows for rows, _ in self._window)
         steps, parts = pooled[:, 0], pooled[:, 2:] / pooled[:, :1]
-        own, medians = parts.sum(1), np.sort(parts, axis=0)[middle]
-        median = np.argsort(own)[middle]
-        errors = np.maximum(pooled[:, 1] / steps - own**2, 0.0) / np.maximum(steps - 1, 1)  # squared
-        is_slow &= own - _SLOWER * own[median] > _STANDARD_ERRORS * np.sqrt(errors + errors[median])
-        is_slow &= own - own[median] > _LEAST_SHARE * np.mean([seconds for _, seconds in self._window])
-        is_slow[[each["rank"] for each in self.slow]] = False
-        found: list[dict[str, Any]] = [
+        busy, medians = parts.sum(1), np.sort(parts, axis=0)[middle]
+        median = np.argsort(busy)[middle]
+        errors = np.maximum(pooled[:, 1] / steps - busy**2, 0.0) / np.maximum(steps - 1, 1)  # squared
+        is_slow &= busy - _SLOWER * busy[median] > _STANDARD_ERRORS * np.sqrt(errors + errors[median])
+        is_slow &= busy - busy[median] > _LEAST_SHARE * np.mean([seconds for _, seconds in self._window])
+        is_slow[[slow_rank["rank"] for slow_rank in self.slow]] = False
+        slow_ranks: list[dict[str, Any]] = [
             {
                 "rank": int(rank),
                 "part": self.parts[int(np.argmax(parts[rank] - medians))],
@@ -187,17 +187,17 @@ class RankTimes:
             }
             for rank in np.flatnonzero(is_slow)
         ]
-        self.slow += found
-        for slow in found:
+        self.slow += slow_ranks
+        for slow in slow_ranks:
             device, part = self.session.devices[slow["rank"]], slow["part"]
             own_ms, median_ms = (1e3 * slow[key][part] for key in ("seconds", "median_seconds"))
-            place = "its disk and its loader processes" if part == "data" else "its card and the load of its host"
+            suspects = "its disk and its loader processes" if part == "data" else "its card and the load of its host"
             self.session.warn(
                 f"rank {slow['rank']} ({device['device']}, {device['name']}, on {device['host']}) is slow, and the "
                 f"others wait for it: {part} takes {own_ms:.3g} ms of a step, {median_ms:.3g} ms on the median rank; "
-                f"look at {place}"
+                f"look at {suspects}"
             )
-        return found
+        return slow_ranks
 
     def summary(self) -> dict[str, Any]:
         """For ``result.json``: mean seconds of each part in a step, by rank; why one is missing; the slow ranks."""

@@ -250,8 +250,8 @@ class StepReplay:
             details.append("from so few ranks it is not known which is wrong")
         last = max(self.checked, default=0)
         good = next((path for path in list_checkpoints(session.folder.checkpoints) if step_of(path) <= last), None)
-        found = f"resume={good} is before that" if good else "no checkpoint is before that"
-        details.append(f"the last step that had the same result again is {last or 'none'}; {found}")
+        advice = f"resume={good} is before that" if good else "no checkpoint is before that"
+        details.append(f"the last step that had the same result again is {last or 'none'}; {advice}")
         cards = [
             f"rank {rank} ({session.devices[rank]['device']}, {session.devices[rank]['name']}"
             f"{f', serial {serials[rank]}' if serials[rank] else ''}, on {session.devices[rank]['host']})"

@@ -73,7 +73,7 @@ class Origins(NamedTuple):
             count: most windows of a series, from the last one backwards; None: all.
             step: rows between two origins.
         """
-        available = np.min([_num_windows(each) for each in data], axis=0)
+        available = np.min([_num_windows(part) for part in data], axis=0)
         counts = -(-available // step) if count is None else np.minimum(-(-available // step), count)
         series = np.repeat(np.arange(len(counts)), counts)
         back = (np.arange(len(series)) - np.repeat(counts.cumsum() - counts, counts)) * step
@@ -148,14 +148,14 @@ def backtest(session: Session) -> dict[str, Any]:
         collections.deque(tables, maxlen=0)  # trains again with the others
     session.distributed.barrier()
     evaluator = build_evaluator(session, data)
-    metrics, found = (rows[0] if rows else {}), []
+    metrics, results = (rows[0] if rows else {}), []
     if is_main:
         main = evaluator.metric_name if evaluator.metric_name in errors[entries[0].name] else "mse"
         windows = Windows(origins.series, origins.times, data.horizon)
-        found = compare(main, {name: values[main] for name, values in errors.items()}, windows)
+        results = compare(main, {name: values[main] for name, values in errors.items()}, windows)
         rows = _ranked(rows, main)
         size = f"{len(origins.rows)} windows of {len(np.unique(origins.times))} origins"
-        _report(session, rows, [size, *(each.text for each in found)])
+        _report(session, rows, [size, *(each.text for each in results)])
     return make_result(
         session,
         {name: value for name, value in metrics.items() if name in evaluator.names},
@@ -164,7 +164,7 @@ def backtest(session: Session) -> dict[str, Any]:
         measured_on="backtest",
         data=data_record(session, data),
         models=rows,
-        comparisons=[comparison._asdict() for comparison in found],
+        comparisons=[comparison._asdict() for comparison in results],
         reference=None,  # reference metrics are for all windows of the test split
     )
 
@@ -172,8 +172,8 @@ def backtest(session: Session) -> dict[str, Any]:
 def _ranked(rows: list[dict[str, Any]], main: str) -> list[dict[str, Any]]:
     """Rows of models, the best first, with a rank by each metric that all of them have."""
     ranks = {name: sorted(row.get(name, math.nan) for row in rows) for name in _RANKED}
-    known = {name: values for name, values in ranks.items() if not any(map(math.isnan, values))}
-    ranked = [{**row, **{f"rank_{name}": known[name].index(row[name]) + 1 for name in known}} for row in rows]
+    complete = {name: values for name, values in ranks.items() if not any(map(math.isnan, values))}
+    ranked = [{**row, **{f"rank_{name}": complete[name].index(row[name]) + 1 for name in complete}} for row in rows]
     return sorted(ranked, key=lambda row: row[main])
 
 
@@ -257,8 +257,8 @@ def _entry_of_run(session: Session, name: str, path: str, data: Any) -> _Entry:
     opened.config.data.update({key: session.config.data[key] for key in FILE_KEYS})
     opened.config.record.trained_in = str(folder)
     entry = _entry(session, opened, name)
-    for what, here, there in zip(_COMPARED, _compared(data), _compared(entry.data)):
-        if here != there:
+    for what, here, value in zip(_COMPARED, _compared(data), _compared(entry.data)):
+        if here != value:
             raise ConfigError(f"{key}={path} has other {what} than the first model; they cannot be compared", key=key)
     return entry
 
@@ -303,8 +303,8 @@ class _PeerModel(Forecaster):
         """
         data = self.data
         stops = _stops(data, times, origins.times[block[0]])
-        begun = np.flatnonzero(stops > data.starts[:-1])
-        self.peer.fit(self._history(begun, stops[begun]), data.horizon, data.baselines.season)
+        started = np.flatnonzero(stops > data.starts[:-1])
+        self.peer.fit(self._history(started, stops[started]), data.horizon, data.baselines.season)
         for time in np.unique(origins.times[block]):
             chosen = block[origins.times[block] == time]
             series, rows = origins.series[chosen], origins.rows[chosen]
@@ -329,7 +329,7 @@ class _PeerModel(Forecaster):
         parts = []
         for number, target in enumerate(data.target_names):
             ending = f"/{target}" if len(data.target_names) > 1 else ""
-            ids = [target] if data.ids is None else [f"{data.ids[each]}{ending}" for each in series]
+            ids = [target] if data.ids is None else [f"{data.ids[index]}{ending}" for index in series]
             column = {"unique_id": np.repeat(np.array(ids, dtype=object), lengths)}
             column["ds"] = rows if data.dates is None else data.dates[rows]
             parts.append(pd.DataFrame({**column, "y": self.values[rows, number]}))

@@ -98,12 +98,12 @@ def build_intervals(session: Session, data: Any, model: Any) -> Intervals | None
     return Intervals(output, levels, taus, offsets, record)
 
 
-def _check_levels(levels: Sequence[float], own: Sequence[float]) -> None:
-    available = {round(2.0 * tau - 1.0, 6) for _, tau in central_pairs(own)}
+def _check_levels(levels: Sequence[float], own_levels: Sequence[float]) -> None:
+    available = {round(2.0 * tau - 1.0, 6) for _, tau in central_pairs(own_levels)}
     missing = sorted(set(levels) - available)
     if missing:
         raise ConfigError(
-            f"task.intervals: {missing[0]:g} needs two levels that model.output.levels lacks; {list(own)} give "
+            f"task.intervals: {missing[0]:g} needs two levels that model.output.levels lacks; {list(own_levels)} give "
             f"{sorted(available)}; or set task.intervals_method=conformal"
         )
 
@@ -136,10 +136,10 @@ def write_calibrated(session: Session) -> dict[str, Any]:
         if not isinstance(content.get("data"), dict):
             raise ConfigError(f"task=calibrate: {weights.path} was not written by exp, so it has no state of the data")
         calibration = {**intervals.record, "taus": intervals.taus, "offsets": intervals.offsets.cpu()}
-        kept = {key: content[key] for key in ("meta", "state_dict", "config", "data_files") if key in content}
-        kept["data"] = {**content["data"], "calibration": calibration}
+        copied = {key: content[key] for key in ("meta", "state_dict", "config", "data_files") if key in content}
+        copied["data"] = {**content["data"], "calibration": calibration}
         session.folder.checkpoints.mkdir(exist_ok=True)
-        write_checkpoint(session.folder.checkpoints / BEST_NAME, kept, session.run_id)
+        write_checkpoint(session.folder.checkpoints / BEST_NAME, copied, session.run_id)
         session.print(f"calibrated weights: {session.folder.checkpoints / BEST_NAME}")
     session.distributed.barrier()
     return make_result(session, {}, build_evaluator(session, data), files=files, data=data_record(session, data))

@@ -63,17 +63,17 @@ def compare(metric: str, errors: Mapping[str, np.ndarray], windows: Windows) -> 
         errors: of each window, float64 (N,), by the name of the model; NaN where a window has no truth.
         windows: the N windows.
     """
-    known = ~np.isnan(np.stack([*errors.values()])).any(axis=0)
-    kept = Windows(windows.series[known], windows.times[known], windows.horizon)
-    ranked = sorted((float(values[known].mean()), name) for name, values in errors.items()) if known.any() else []
+    complete = ~np.isnan(np.stack([*errors.values()])).any(axis=0)
+    selected = Windows(windows.series[complete], windows.times[complete], windows.horizon)
+    ranked = sorted((float(values[complete].mean()), name) for name, values in errors.items()) if complete.any() else []
     if len(ranked) < 2:
         return []
     best, tests = ranked[0], []
     for mean, name in ranked[1:]:
-        difference = errors[best[1]][known] - errors[name][known]
-        tests.append((mean, name, int((difference < 0).sum()), *_test(difference, kept)))
+        difference = errors[best[1]][complete] - errors[name][complete]
+        tests.append((mean, name, int((difference < 0).sum()), *_test(difference, selected)))
     adjusted = _holm([p for *_, p, _ in tests])
-    count, found = int(known.sum()), []
+    count, comparisons = int(complete.sum()), []
     for (mean, name, wins, _, doubt), p in zip(tests, adjusted):
         share = f"in {wins} of {count} windows"
         values = f"{metric} {best[0]:.4g} against {mean:.4g}"
@@ -84,8 +84,8 @@ def compare(metric: str, errors: Mapping[str, np.ndarray], windows: Windows) -> 
         else:
             text = f"no difference between {best[1]} and {name} that these {count} windows show ({values}, {share}); "
             text += f"{_p_text(p)}{doubt}"
-        found.append(Comparison(best[1], name, wins, count, p, text))
-    return found
+        comparisons.append(Comparison(best[1], name, wins, count, p, text))
+    return comparisons
 
 
 def _test(difference: np.ndarray, windows: Windows) -> tuple[float | None, str]:
@@ -94,20 +94,20 @@ def _test(difference: np.ndarray, windows: Windows) -> tuple[float | None, str]:
         return 1.0, ""
     deviation = difference - difference.mean()
     distinct, origins = np.unique(windows.times, return_inverse=True)
-    apart = min(len(distinct), int(distinct[-1] - distinct[0]) // windows.horizon + 1)
-    if apart >= _LEAST:
+    independent = min(len(distinct), int(distinct[-1] - distinct[0]) // windows.horizon + 1)
+    if independent >= _LEAST:
         sums, count = np.bincount(origins, weights=deviation), len(distinct)
-        cosines = max(round(0.4 * apart ** (2 / 3)), 1)
+        cosines = max(round(0.4 * independent ** (2 / 3)), 1)
         waves = np.cos(np.pi * np.outer(np.arange(1, cosines + 1), np.arange(count) + 0.5) / count)
         long_run = float(np.square(waves @ sums * math.sqrt(2.0 / count)).mean())
         return _p(difference, math.sqrt(long_run * count), cosines), ""
     present, numbers = np.unique(windows.series, return_inverse=True)
     number = len(present)
     if number < _LEAST:
-        return None, f"too few windows for a test ({apart} origins that are a horizon apart, {number} series)"
+        return None, f"too few windows for a test ({independent} origins that are a horizon apart, {number} series)"
     sums = np.bincount(numbers, weights=deviation)
     spread = math.sqrt(float(np.square(sums).sum()) * number / (number - 1))
-    doubt = f" if the {number} series are independent (only {apart} origins are a horizon apart)"
+    doubt = f" if the {number} series are independent (only {independent} origins are a horizon apart)"
     return _p(difference, spread, number - 1), doubt
 
 
@@ -122,21 +122,21 @@ def student_p(t: float, degrees: int) -> float:
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
     angle = math.atan(abs(t) / math.sqrt(degrees))
-    sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for power in range(1 + odd, degrees, 2):
+    sine, cosine, remainder = math.sin(angle), math.cos(angle), degrees % 2
+    term, total = (cosine, 0.0) if remainder else (1.0, 0.0)
+    for power in range(1 + remainder, degrees, 2):
         total += term
         term *= cosine * cosine * power / (power + 1)
-    inside = (angle + sine * total) * 2 / math.pi if odd else sine * total
+    inside = (angle + sine * total) * 2 / math.pi if remainder else sine * total
     return min(max(1.0 - inside, 0.0), 1.0)
 
 
 def _holm(values: Sequence[float | None]) -> list[float | None]:
     """The p values after Holm's correction."""
-    known, largest = sorted((p, number) for number, p in enumerate(values) if p is not None), 0.0
+    ranked, largest = sorted((p, number) for number, p in enumerate(values) if p is not None), 0.0
     adjusted: list[float | None] = [None] * len(values)
-    for rank, (p, number) in enumerate(known):
-        adjusted[number] = largest = max(largest, min(1.0, p * (len(known) - rank)))
+    for rank, (p, number) in enumerate(ranked):
+        adjusted[number] = largest = max(largest, min(1.0, p * (len(ranked) - rank)))
     return adjusted
 
 

@@ -59,10 +59,10 @@ class Poisson(Distribution):
 
     def quantiles(self, values: torch.Tensor, taus: Sequence[float]) -> Iterator[torch.Tensor]:
         """See :meth:`exp.forecasting.outputs.Output.quantiles`; all of them are computed at once."""
-        found = [torch.zeros_like(values[..., 0]) for _ in taus]
+        quantiles = [torch.zeros_like(values[..., 0]) for _ in taus]
         probability = total = self._first(values)
         for count in range(1, _EXACT):
-            for quantile, tau in zip(found, taus):
+            for quantile, tau in zip(quantiles, taus):
                 quantile += (total < tau).float()
             probability = probability * self._ratio(values, count)
             total = total + probability
@@ -75,11 +75,11 @@ class Poisson(Distribution):
             above = self._counts(values, low + step * (number + 1.0))
             middle = self._counts(values, low + step * (number + 0.5))
             mass = torch.exp(self.log_density(values, middle)) * (above - edge)
-            for quantile, tau in zip(found, taus):
+            for quantile, tau in zip(quantiles, taus):
                 share = ((tau - total) / mass.clamp_min(1e-30)).clamp(0.0, 1.0)
                 quantile += share * (above - edge) + (jump * (total < tau).float() if number == 0 else 0.0)
             total, edge = total + mass, above
-        return (torch.where(each >= _EXACT, torch.floor(each + 0.5), each.floor()) for each in found)
+        return (torch.where(each >= _EXACT, torch.floor(each + 0.5), each.floor()) for each in quantiles)
 
     def sample(self, values: torch.Tensor, count: int, generator: np.random.Generator) -> np.ndarray:
         """See :meth:`exp.forecasting.outputs.Output.sample`."""

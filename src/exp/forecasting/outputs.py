@@ -217,8 +217,8 @@ class Distribution(Output):
     ) -> dict[str, torch.Tensor]:
         """See :meth:`Output.losses`; ``point_loss`` plays no part."""
         values, seen = self.values(raw), torch.ones_like(raw.points) if observed is None else observed
-        known = torch.where(seen > 0, y.float(), values[..., 0].detach())
-        loss = -self.log_density(values, known)
+        filled = torch.where(seen > 0, y.float(), values[..., 0].detach())
+        loss = -self.log_density(values, filled)
         return {"loss": masked_mean(torch.where(seen > 0, loss, torch.zeros_like(loss)), seen)}
 
 

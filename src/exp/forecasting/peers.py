@@ -89,7 +89,7 @@ class StatsForecast(Peer):
         ids = pd.unique(history["unique_id"])
         numbered = history.assign(ds=history.groupby("unique_id", sort=False).cumcount())
         library = self._library.StatsForecast(models=[self._class(**self._options, alias="forecast")], freq=1)
-        found = library.forecast(df=numbered, h=self._horizon)
-        values: np.ndarray = found["forecast"].to_numpy(dtype=np.float64).reshape(-1, self._horizon)
-        order = {name: number for number, name in enumerate(pd.unique(found["unique_id"]))}
+        forecasts = library.forecast(df=numbered, h=self._horizon)
+        values: np.ndarray = forecasts["forecast"].to_numpy(dtype=np.float64).reshape(-1, self._horizon)
+        order = {name: number for number, name in enumerate(pd.unique(forecasts["unique_id"]))}
         return values[[order[name] for name in ids]]

@@ -67,7 +67,7 @@ def train_again(session: Session, data: Any, config: Any, windows: Any) -> Any:
     Returns:
         The trained model, in eval mode.
     """
-    every, own = copy.copy(data), session.config
+    every, own_config = copy.copy(data), session.config
     every.train = every.val = every.test = windows
     session.config = config
     try:
@@ -81,7 +81,7 @@ def train_again(session: Session, data: Any, config: Any, windows: Any) -> Any:
             trainer.metrics_hook.progress.stop()
             trainer.close()
     finally:
-        session.config = own
+        session.config = own_config
     return unwrapped(trainer.model).eval()
 
 

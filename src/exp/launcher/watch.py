@@ -251,8 +251,8 @@ def _card_row(card: Mapping[str, Any]) -> dict[str, Any]:
     used, total = (card.get(f"memory_{key}") for key in ("used", "total"))
     capacity = console.format_bytes(total)
     users = [
-        f"{'' if each['rank'] is None else 'rank {} '.format(each['rank'])}{each['user'] or '?'} {each['pid']}"
-        for each in card["processes"]
+        f"{'' if user['rank'] is None else 'rank {} '.format(user['rank'])}{user['user'] or '?'} {user['pid']}"
+        for user in card["processes"]
     ]
     return {
         "card": str(card["index"]),

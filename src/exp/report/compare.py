@@ -105,8 +105,8 @@ def lost_to(group: Group) -> str | None:
     best = min(values, key=lambda name: sign * values[name], default=None)
     if best is None or group.reported is None or sign * group.reported.value <= sign * values[best] * (1 + 1e-6):
         return None
-    own, other = (_sample_mean(group.counted, name) for name in (group.metric_name, best))
-    within_noise = own is not None and other is not None and compare_samples(own - other).p >= ALPHA
+    first_mean, other = (_sample_mean(group.counted, name) for name in (group.metric_name, best))
+    within_noise = first_mean is not None and other is not None and compare_samples(first_mean - other).p >= ALPHA
     return f"{best} {format_metric(values[best])}{' (within the noise of the test samples)' * within_noise}"
 
 
@@ -117,9 +117,9 @@ def _compare(first: Group, second: Group, title: str, metric: str | None) -> Com
     runs = [*first.counted, *second.counted]
     samples = None
     if len({to_json(run.inputs.get("data_files")) for run in runs}) == 1:
-        own, other = (_sample_mean(group.counted, metric or group.metric_name) for group in (first, second))
-        if own is not None and other is not None and own.shape == other.shape:
-            samples = compare_samples(own - other)
+        first_mean, other = (_sample_mean(group.counted, metric or group.metric_name) for group in (first, second))
+        if first_mean is not None and other is not None and first_mean.shape == other.shape:
+            samples = compare_samples(first_mean - other)
     difference = statistics.mean(values[0]) - statistics.mean(values[1])
     return Comparison(first, second, difference, (compare_pairs if paired else compare_means)(*values), samples, paired)
 

@@ -84,16 +84,16 @@ class _Fitted:
         from rich.text import Text
 
         table, styles = self.table, {"best": "bold green", "failed": "red", "other": "dim"}
-        shown = _columns_that_fit(table, options.max_width)
+        columns = _columns_that_fit(table, options.max_width)
         rich_table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-        for column in shown:
+        for column in columns:
             # As Text, because rich would read brackets in a name as markup.
             number, head = table.numbers[column], "\n".join(_head_lines(table, column))
             justify: JustifyMethod = "right" if number else "left"
             rich_table.add_column(Text(printable(head)), justify=justify, overflow="fold", no_wrap=number)
         for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-            rich_table.add_row(*(Text(printable(row[column])) for column in shown), style=styles.get(style, style))
-        left_out = ", ".join(head for column, head in enumerate(table.heads) if column not in shown)
+            rich_table.add_row(*(Text(printable(row[column])) for column in columns), style=styles.get(style, style))
+        left_out = ", ".join(head for column, head in enumerate(table.heads) if column not in columns)
         notes = [*table.notes, *([f"no room for {left_out}"] if left_out else [])]
         rich_table.caption = Text(printable("\n".join(notes))) if notes else None
         yield rich_table
@@ -105,16 +105,16 @@ _NARROW = 12  # characters; text in further lines is readable from this width on
 
 def _columns_that_fit(table: Table, width: int) -> list[int]:
     """The columns that have room: the first two, then from the right, where results are."""
-    shown: list[int] = []
+    columns: list[int] = []
     used = -_GAP
     for column in [*range(len(table.heads))[:2], *reversed(range(2, len(table.heads)))]:
         cells = [*_head_lines(table, column), *(row[column] for row in table.rows)]
         needed = max(map(len, cells)) + _GAP
         needed = needed if table.numbers[column] else min(needed, _NARROW + _GAP)
-        if used + needed <= width or not shown:
-            shown.append(column)
+        if used + needed <= width or not columns:
+            columns.append(column)
             used += needed
-    return sorted(shown)
+    return sorted(columns)
 
 
 def _head_lines(table: Table, column: int) -> list[str]:

@@ -184,8 +184,8 @@ def _versions(run: Run) -> str:
 
 def _command(run: Run) -> str:
     """The command that repeats a run, in another folder."""
-    kept = [word for word in run.overrides if not word.startswith(("output_dir=", "overwrite=", "resume="))]
-    return " ".join(["python -m exp", *map(shlex.quote, kept)])
+    words = [word for word in run.overrides if not word.startswith(("output_dir=", "overwrite=", "resume="))]
+    return " ".join(["python -m exp", *map(shlex.quote, words)])
 
 
 class Chart(NamedTuple):

@@ -34,17 +34,19 @@ def find_removable(folder: RunFolder) -> list[Removable]:
     steps = [path for path in checkpoints.glob("step_*.pth") if CHECKPOINT_NAME.match(path.name)]
     steps.sort(key=lambda path: int(path.stem[len("step_") :]), reverse=True)
     newest = next(filter(_is_whole, steps), None)
-    kept = steps[: steps.index(newest) + 1] if newest is not None else steps  # also newer ones: someone may mend them
-    found = [(path, "older than the newest checkpoint") for path in steps if path not in kept]
-    names = {path.stem for path in kept}
-    found += [
+    remaining = (
+        steps[: steps.index(newest) + 1] if newest is not None else steps
+    )  # also newer ones: someone may mend them
+    removable = [(path, "older than the newest checkpoint") for path in steps if path not in remaining]
+    names = {path.stem for path in remaining}
+    removable += [
         (path, "shards of such a checkpoint")
         for path in checkpoints.glob("*.shards*")
         if path.name.partition(".")[0] not in names | {"best"}
     ]
-    found += [(path, "left by a process that was killed") for path in checkpoints.glob(".*.tmp")]
-    found += [(path, "no run continues from it") for path in checkpoints.glob(f"{QUARANTINE}/*")]
-    return [Removable(path, sum(_sizes(path)), reason) for path, reason in sorted(found)]
+    removable += [(path, "left by a process that was killed") for path in checkpoints.glob(".*.tmp")]
+    removable += [(path, "no run continues from it") for path in checkpoints.glob(f"{QUARANTINE}/*")]
+    return [Removable(path, sum(_sizes(path)), reason) for path, reason in sorted(removable)]
 
 
 def remove(folder: RunFolder) -> list[Removable]:
@@ -57,15 +59,15 @@ def remove(folder: RunFolder) -> list[Removable]:
     lock = RunLock(folder.path, key="run")
     lock.acquire()
     try:
-        found = find_removable(folder)
-        for each in found:
-            if each.path.is_dir() and not each.path.is_symlink():
-                shutil.rmtree(each.path)
+        removed = find_removable(folder)
+        for item in removed:
+            if item.path.is_dir() and not item.path.is_symlink():
+                shutil.rmtree(item.path)
             else:
-                each.path.unlink()
+                item.path.unlink()
     finally:
         lock.release()
-    return found
+    return removed
 
 
 def _is_whole(path: Path) -> bool:

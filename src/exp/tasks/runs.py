@@ -97,9 +97,9 @@ class Clean(OfRuns):
             if live_holder(run.folder) is not None:
                 console.warn(f"{console.display_path(run.folder)} is still running, and is left alone")
                 continue
-            for each in (remove if self.remove else find_removable)(RunFolder(run.folder)):
-                total += each.size
-                line = f"{console.format_bytes(each.size):>9}  {console.display_path(each.path)}  {each.reason}"
+            for item in (remove if self.remove else find_removable)(RunFolder(run.folder)):
+                total += item.size
+                line = f"{console.format_bytes(item.size):>9}  {console.display_path(item.path)}  {item.reason}"
                 terminal.print(line, highlight=False, markup=False, soft_wrap=True)
         done = "removed" if self.remove else "could be removed: task.remove=true removes it"
         terminal.print(f"{console.format_bytes(total)} {done}", highlight=False)

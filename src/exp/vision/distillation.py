@@ -100,12 +100,12 @@ class Term(nn.Module):
             raise ConfigError(f"model.distillation: weight={weight} of {type(self).__name__} must not be negative")
         for side in (student, teacher) if self.needs in ("logits", "attention") else ():
             if not getattr(side, f"has_{self.needs}"):
-                lacking = "head with scores of classes" if self.needs == "logits" else "method attention"
+                missing = "head with scores of classes" if self.needs == "logits" else "method attention"
                 raise ConfigError(f"model.distillation: {type(self).__name__} needs both networks, and {side.key} has "
-                                  f"no {lacking}")  # fmt: skip
+                                  f"no {missing}")  # fmt: skip
         self.weight = weight
         has_levels = self.needs in ("features", "attention")
-        self.levels = [(student.level(own), teacher.level(other)) for own, other in levels if has_levels]
+        self.levels = [(student.level(index), teacher.level(other)) for index, other in levels if has_levels]
         if has_levels and not self.levels:
             raise ConfigError(f"model.distillation: {type(self).__name__}.levels is empty; name pairs, as [[-1, -1]]")
 
@@ -138,11 +138,11 @@ class Logits(Term):
 
     def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
         """See :class:`Term`."""
-        ours, theirs = (
+        student_logits, teacher_logits = (
             torch.log_softmax(_present(outputs.logits).float() / self.temperature, dim=1)
             for outputs in (student, teacher)
         )
-        return (theirs.exp() * (theirs - ours)).sum(dim=1).mean() * self.temperature**2
+        return (teacher_logits.exp() * (teacher_logits - student_logits)).sum(dim=1).mean() * self.temperature**2
 
 
 class FeatureMaps(Term):
@@ -178,8 +178,8 @@ class FeatureMaps(Term):
         student, teacher = common["student"], common["teacher"]
         self.dropout = Dropout(dropout)
         self.project = nn.ModuleList(
-            nn.Linear(student.channels[own], teacher.channels[other]).requires_grad_(self.weight > 0.0)
-            for own, other in self.levels
+            nn.Linear(student.channels[index], teacher.channels[other]).requires_grad_(self.weight > 0.0)
+            for index, other in self.levels
         )
 
     def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
@@ -192,22 +192,22 @@ class FeatureMaps(Term):
 
     def _pairs(self, student: Outputs, teacher: Outputs) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """For each pair of levels the projected student and the target: (B, ..., C) both, float32."""
-        for project, (own, other) in zip(self.project, self.levels):
+        for project, (index, other) in zip(self.project, self.levels):
             if self.part == "cls":
-                ours, theirs = student.tokens[own], teacher.tokens[other].float()
+                student_map, teacher_map = student.tokens[index], teacher.tokens[other].float()
             else:
-                ours = student.maps[own].permute(0, 2, 3, 1)
-                theirs = _resized(teacher.maps[other].float(), ours.shape[1:3]).permute(0, 2, 3, 1)
-            yield project(self.dropout(ours)), F.layer_norm(theirs, theirs.shape[-1:])
+                student_map = student.maps[index].permute(0, 2, 3, 1)
+                teacher_map = _resized(teacher.maps[other].float(), student_map.shape[1:3]).permute(0, 2, 3, 1)
+            yield project(self.dropout(student_map)), F.layer_norm(teacher_map, teacher_map.shape[-1:])
 
-    def _distance(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    def _distance(self, student_map: torch.Tensor, teacher_map: torch.Tensor) -> torch.Tensor:
         distances: list[torch.Tensor] = []
         if self.cosine:
-            distances.append(self.cosine * (1.0 - _by_image(_cosine(ours, theirs)).mean()))
+            distances.append(self.cosine * (1.0 - _by_image(_cosine(student_map, teacher_map)).mean()))
         if self.mse:
-            distances.append(self.mse * F.mse_loss(ours, theirs))
+            distances.append(self.mse * F.mse_loss(student_map, teacher_map))
         if self.smooth_l1:
-            distances.append(self.smooth_l1 * F.smooth_l1_loss(ours, theirs))
+            distances.append(self.smooth_l1 * F.smooth_l1_loss(student_map, teacher_map))
         return sum(distances[1:], distances[0])
 
 
@@ -223,10 +223,10 @@ class Attention(Term):
     def forward(self, student: Outputs, teacher: Outputs) -> torch.Tensor:
         """See :class:`Term`; the mean over the pairs of levels."""
         losses = []
-        for own, other in self.levels:
-            ours, theirs = student.attention[own], teacher.attention[other]
-            target = _resized_attention(theirs, ours.shape[1:])
-            divergence = target * ((target + _EPS).log() - (ours.flatten(3) + _EPS).log())
+        for index, other in self.levels:
+            student_scores, teacher_scores = student.attention[index], teacher.attention[other]
+            target = _resized_attention(teacher_scores, student_scores.shape[1:])
+            divergence = target * ((target + _EPS).log() - (student_scores.flatten(3) + _EPS).log())
             losses.append(divergence.sum(dim=-1).mean())
         return _mean(losses)
 
@@ -273,7 +273,7 @@ class Distillation(nn.Module):
     def _levels_of(self, need: str) -> tuple[list[int], list[int]]:
         """The levels of student and teacher that terms with this need compare."""
         pairs = [pair for term in self.terms if term.needs == need for pair in term.levels]
-        return sorted({own for own, _ in pairs}), sorted({other for _, other in pairs})
+        return sorted({index for index, _ in pairs}), sorted({other for _, other in pairs})
 
     @property
     def teacher(self) -> Any:
@@ -289,15 +289,17 @@ class Distillation(nn.Module):
         Raises:
             ConfigError: a term compares scores, and the teacher has other classes, or another order of them.
         """
-        theirs, source = self.teacher.data, self.teacher.source
-        old, new = list(theirs.get("classes", ())), list(state["classes"])
+        teacher_data, source = self.teacher.data, self.teacher.source
+        old, new = list(teacher_data.get("classes", ())), list(state["classes"])
         if self.needs_logits and old != new:
             raise ConfigError(
                 f"model.teacher.init_from={source} knows the classes {shortened(old)}, the data have {shortened(new)}",
                 "Logits compares them one by one: use the same in the same order (data.classes), or leave out Logits",
             )
-        keys = [key for key in ("value_range", "bands") if theirs and theirs.get(key) != state.get(key)]
-        return [f"the teacher was trained with data.{key}={theirs.get(key)}, not {state.get(key)}" for key in keys]
+        keys = [key for key in ("value_range", "bands") if teacher_data and teacher_data.get(key) != state.get(key)]
+        return [
+            f"the teacher was trained with data.{key}={teacher_data.get(key)}, not {state.get(key)}" for key in keys
+        ]
 
     def targets(self, batch: Mapping[str, torch.Tensor]) -> Outputs:
         """The teacher's outputs for a batch."""

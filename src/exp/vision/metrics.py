@@ -224,8 +224,8 @@ class RegressionErrors(Metric):
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in values; ``label`` (B, H, W) of the batch is the truth, NaN where it has none."""
         predicted, truth = (values.detach().cpu().double() for values in (outputs, batch["label"]))
-        known = ~truth.isnan()
-        truth, error = truth[known], (predicted - truth)[known]
+        counted = ~truth.isnan()
+        truth, error = truth[counted], (predicted - truth)[counted]
         parts = (torch.ones_like(error), error.abs(), error.square(), error, truth, truth.square())
         self.sums += torch.stack([part.sum() for part in parts])
 
@@ -265,9 +265,9 @@ class AbsoluteError(SampleMetric):
     def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         """The error of each image, (B,); NaN where no pixel has a value."""
         target = batch["label"]
-        known = target == target  # False for NaN
-        error = torch.where(known, outputs - target, torch.zeros_like(target)).abs()
-        return error.flatten(1).sum(dim=1) / known.flatten(1).sum(dim=1)
+        valid = target == target  # False for NaN
+        error = torch.where(valid, outputs - target, torch.zeros_like(target)).abs()
+        return error.flatten(1).sum(dim=1) / valid.flatten(1).sum(dim=1)
 
 
 class SourceMetric(Metric):

@@ -63,8 +63,8 @@ def mosaic_xml(paths: Sequence[Path]) -> str:
             )
         corners.append((left, top))
     left, top = (min(corner[axis] for corner in corners) for axis in (0, 1))
-    places = [(column - left, row - top, tile.width, tile.height) for (column, row), tile in zip(corners, tiles)]
-    width, height = (max(place[axis] + place[axis + 2] for place in places) for axis in (0, 1))
+    rectangles = [(column - left, row - top, tile.width, tile.height) for (column, row), tile in zip(corners, tiles)]
+    width, height = (max(transform[axis] + transform[axis + 2] for transform in rectangles) for axis in (0, 1))
 
     def band(number: str | int, attributes: str = "", head: str = "", nodata: float | None = None) -> str:
         skipped = "<UseMaskBand>true</UseMaskBand>" if nodata is None else f"<NODATA>{nodata:g}</NODATA>"
@@ -72,7 +72,7 @@ def mosaic_xml(paths: Sequence[Path]) -> str:
             f'<ComplexSource><SourceFilename relativeToVRT="0">{escape(str(path.absolute()))}</SourceFilename>'
             f'<SourceBand>{number}</SourceBand><SrcRect xOff="0" yOff="0" xSize="{across}" ySize="{down}"/>'
             f'<DstRect xOff="{x}" yOff="{y}" xSize="{across}" ySize="{down}"/>{skipped}</ComplexSource>\n'
-            for path, (x, y, across, down) in zip(paths, places)
+            for path, (x, y, across, down) in zip(paths, rectangles)
         )
         return f"<VRTRasterBand {attributes}>{head}{sources}</VRTRasterBand>\n"
 
@@ -89,11 +89,11 @@ def mosaic_xml(paths: Sequence[Path]) -> str:
     mask = band("mask,1", 'dataType="Byte"', nodata=0.0)
     mask = f"<MaskBand>{mask}</MaskBand>" if nodata is None else ""
     a, b, c, d, e, f = first.transform[:6]
-    place = (a * left + b * top + c, a, b, d * left + e * top + f, d, e)  # in GDAL's order
+    transform = (a * left + b * top + c, a, b, d * left + e * top + f, d, e)  # in GDAL's order
     return (
         f'<VRTDataset rasterXSize="{width}" rasterYSize="{height}">'
         f"<SRS>{escape(alike['coordinate system'])}</SRS>"
-        f"<GeoTransform>{', '.join(map(repr, place))}</GeoTransform>\n"
+        f"<GeoTransform>{', '.join(map(repr, transform))}</GeoTransform>\n"
         f"{''.join(bands)}{mask}</VRTDataset>\n"
     )
 

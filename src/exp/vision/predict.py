@@ -228,7 +228,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     inputs, truths = resolve_inputs(session, data)
     if session.config.task.mosaic:
         path = session.folder.path / "predictions" / "mosaic.vrt"
-        session.distributed.on_main(lambda: write_atomically(path, mosaic_xml([each.path for each in inputs]).encode()))
+        paths = [image.path for image in inputs]
+        session.distributed.on_main(lambda: write_atomically(path, mosaic_xml(paths).encode()))
         inputs = [Input(path, "mosaic")]
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
@@ -482,12 +483,12 @@ def _write_values(
                 values = np.where(missing[:, left : left + columns], np.float32(np.nan), values)
             raster.write(values, 1, window=((top, top + rows), (left, left + columns)))
             labels[top : top + rows, left : left + columns] = value_labels(values, data.target_range)
-            known = values[~np.isnan(values)]
-            if known.size:
-                count, total = count + known.size, total + float(known.sum(dtype=np.float64))
-                lowest, highest = min(lowest, float(known.min())), max(highest, float(known.max()))
-    figures = [f"{figure:.6g}" if count else "" for figure in (total / max(count, 1), lowest, highest)]
-    return [path], [[data.unit, count, *figures]]
+            valid = values[~np.isnan(values)]
+            if valid.size:
+                count, total = count + valid.size, total + float(valid.sum(dtype=np.float64))
+                lowest, highest = min(lowest, float(valid.min())), max(highest, float(valid.max()))
+    summary = [f"{figure:.6g}" if count else "" for figure in (total / max(count, 1), lowest, highest)]
+    return [path], [[data.unit, count, *summary]]
 
 
 def _write_scores(
