@@ -26,7 +26,7 @@ class Poisson(Distribution):
 
     The mean is a softplus of the network's points, in units of the lookback's deviation, so that it is positive. A
     quantile is the smallest count whose cumulated probability reaches the level. It is exact below 32; the probability
-    of larger ones is summed over bins of a quarter of a standard deviation, with an error below .005 of the level.
+    of larger ones is summed over bins of a quarter of a standard deviation, with an error below .01 in probability.
     """
 
     is_count = True

@@ -65,7 +65,7 @@ def split_rows(
     bounds = {"train": (0 * val, val), "val": (val - overlap, test), "test": (test - overlap, np.minimum(end, lengths))}
     rows = {name: np.stack([begin, stop], axis=1).clip(0) for name, (begin, stop) in bounds.items()}
     if (end > lengths).all() or any(not num_windows(part, lookback + horizon).any() for part in rows.values()):
-        train, check, last = int(val[most]), int((test - val)[most]), int((end - test)[most])
+        train, check, last = (max(0, int(part[most])) for part in (val, test - val, end - test))
         scheme = " ".join(f"data.{key}={value:g}" if isinstance(value, float) else f"data.{key}={value}"
                           for key, value in sizes.items())  # fmt: skip
         ratio = "" if sizes or config.split == "ratio" else "data.split=ratio, "
