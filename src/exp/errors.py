@@ -237,10 +237,15 @@ _SIMILAR = 0.75  # two of three letters are no similarity
 
 def _similarity(wrong: str, name: str) -> float:
     parts, others = wrong.lower().split("."), name.lower().split(".")
+    if others == parts[: len(others)] and len(others) < len(parts):
+        return 0.0  # the section that was meant
+    siblings = len(parts) == len(others) > 1 and parts[:-1] == others[:-1]
     while len(parts) > 1 and len(others) > 1 and parts[0] == others[0]:
         del parts[0], others[0]
     word, other = ".".join(parts), ".".join(others)
     shorter, longer = sorted((word, other), key=len)
+    if siblings and len(word) == len(other) and sum(a != b for a, b in zip(word, other)) == 1:
+        return 1.0 - 0.01 / len(word)  # a slip of one letter, also in a short key
     ratio = difflib.SequenceMatcher(None, word, other).ratio()
     return max(ratio, _SIMILAR) if len(shorter) > 3 and shorter in longer else ratio
 

@@ -132,7 +132,7 @@ REFUSED = [
     (Segmenter, {**TILES, "auxiliary_weight": 0.4, "auxiliary_out_index": 7}, "auxiliary_out_index"),
     (Segmenter, {**TILES, "inference": "crop"}, "inference"),
     (Segmenter, {**TILES, "backbone": vit(**SMALL, out_indices=[1, 2])}, "out_indices"),
-    (Encoder, {**STUDENT, "teacher": {"backbone": vit(size="vits61")}}, "teacher.backbone.size"),
+    (Encoder, {**STUDENT, "teacher": {"backbone": vit(size="vits61")}}, "model.teacher: model.backbone.size"),
     (Encoder, {**STUDENT, "distillation": [term("FeatureMaps", weight=0.0)]}, "weight above 0"),
     (Encoder, {**STUDENT, "backbone": vit(**SMALL, out_indices=[0])}, "out_indices"),
     (Encoder, {**STUDENT, "distillation": [term("FeatureMaps", levels=[[0, 9]])]}, "model.teacher has levels 0 to 3"),

@@ -13,6 +13,7 @@ them. Overrides therefore apply on top, with types, and sweeps work.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -89,8 +90,12 @@ def _type_parts(config: Any) -> None:
     """
     for group in nested_groups():
         key = group.replace("/", ".")
-        value = OmegaConf.select(config, key)
-        if isinstance(value, str):
+        value, section = OmegaConf.select(config, key), OmegaConf.select(config, key.rpartition(".")[0])
+        structure: Any = (
+            structure_of(OmegaConf.select(section, "_target_")) if isinstance(section, DictConfig) else None
+        )
+        types = {field.name: field.type for field in dataclasses.fields(structure)} if structure is not None else {}
+        if isinstance(value, str) and types.get(key.rpartition(".")[2]) in (None, Any, "Any"):  # no key of another kind
             raise ConfigError(f"{key}={value} is no section of keys; choose one with {group}={value}", key=key)
     _type_sections(config.get("model"))
 

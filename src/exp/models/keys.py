@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 from omegaconf import MISSING
 
@@ -26,7 +26,7 @@ class PlainConfig:
     inputs: Any = None
     """Keys of a batch that go in: a list, by position, or a dictionary, by the name of the argument of ``forward``;
     null: each argument of ``forward`` that is also a key of the batch."""
-    output: Any = None
+    output: Optional[Union[str, int]] = None
     """What counts of an output that is no tensor: a key or an attribute, such as ``logits``, or an index."""
     target: Optional[str] = None
     """Key of a batch with the target; null: ``y``, ``target``, ``targets``, ``label`` or ``labels``."""

@@ -24,7 +24,7 @@ QUARANTINE = "quarantine"
 steps than the one from which a run has resumed, for example because they are damaged."""
 TAIL_BYTES = 2**16
 """Bytes at the end of ``metrics.jsonl`` that :func:`last_progress` reads; they have many records."""
-_RECORD_FILES = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
+_RECORD_FILES = ("result.json", "config.yaml", "overrides.yaml", "env.json", "inputs.json", "metrics.jsonl")
 _END_CLAIM = "recorded"  # a file in ``logs``
 _LOG_DIRS = {"logs", "slurm", "tensorboard", "trackers"}
 _OUTPUTS = (  # files of exp's own tasks; without logs, since a new start appends to them

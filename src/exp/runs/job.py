@@ -46,6 +46,9 @@ REFORM_FLAG = "reform"
 guard of a worker that has ended so, or because it has lost another one, adds a file with this name, ``-`` and its local
 rank."""
 
+LEAVING_FLAG = "leaving"
+"""File in that folder with this name, ``-`` and the process id of a worker that ends so: its exit code says nothing."""
+
 ENDING_FLAG = "ending"
 """File in the job's private folder; once it exists, the launcher ends the workers, so their ends say nothing."""
 

@@ -27,7 +27,6 @@ from exp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
-    EXIT_PREEMPTED,
     ExpError,
     Preempted,
     error_message,
@@ -40,6 +39,7 @@ from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
 from exp.runs.job import (
+    LEAVING_FLAG,
     NODES_FILE,
     PREEMPT_FLAG,
     PREEMPTED_FILE,
@@ -126,7 +126,7 @@ def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, pare
         watcher.join()  # it ends the job and this process
     if stopped:
         return EXIT_FAILED
-    if code == EXIT_PREEMPTED:  # in a job whose nodes come and go: the agent ends this process when it forms the next
+    if Path(scratch, f"{LEAVING_FLAG}-{pid}").exists():  # the agent ends this process when it forms the next round
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         Path(scratch, f"{REFORM_FLAG}-{info.local_rank}").touch()
         while True:
@@ -236,6 +236,12 @@ class _NoTerminal(io.TextIOBase):
     read = readline
 
 
+def _leave(info: RankInfo) -> NoReturn:
+    """End a worker of a job whose nodes come and go, so that the ranks that are left can form anew."""
+    Path(os.environ[SCRATCH_VARIABLE], f"{LEAVING_FLAG}-{os.getpid()}").touch()
+    _exit(EXIT_OK, info)
+
+
 def run_and_exit(folder: RunFolder, info: RankInfo) -> NoReturn:
     """Run the worker, and end this process. Reports to the launcher go into the job's scratch folder.
 
@@ -256,13 +262,13 @@ def run_and_exit(folder: RunFolder, info: RankInfo) -> NoReturn:
         if not info.is_elastic or Path(scratch, PREEMPT_FLAG).exists():  # this node leaves
             write_json(Path(scratch, PREEMPTED_FILE), {"step": preempted.step})
         if info.is_elastic:
-            _exit(EXIT_PREEMPTED, info)
+            _leave(info)
     except BaseException as error:  # noqa: BLE001 - the log and the error file have it
         if os.getpid() != pid:  # forked by user code
             os._exit(EXIT_FAILED)
         if is_caused_by_peer(error, info.world_size):
             if info.is_elastic:
-                _exit(EXIT_PREEMPTED, info)
+                _leave(info)
             time.sleep(Patience.PEER_LOST_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
     heartbeat.report_stage(Stage.DONE)

@@ -81,7 +81,7 @@ def test_classes_of_scenes_are_joined_by_name(scenes, tmp_path, noise):
     [
         ({"class_map": {}}, "fields has the class hedge, which is none of water, road, forest"),
         ({"weight": 0}, "weight above 0"),
-        ({"labels": {}}, "data.sources.0..labels is no key of a source.*label_map"),
+        ({"labels": {}}, "data.sources.0..labels is no key of a source"),
         ({"name": "city"}, "city needs a name of its own"),
         ({"label_map": {"a": 1}}, "data.sources.0..label_map"),
         ({"root": "/nowhere"}, "/nowhere is no folder"),
