@@ -135,7 +135,7 @@ def test_a_job_whose_follower_was_killed_is_followed_again(submit, start, cluste
 
 def test_a_sweep_is_one_array(submit, cluster, result):
     """Each of its jobs has its own result, and those that fail end no others."""
-    sweep = submit("seed=1,2,3", "optim.lr=0.001,-1", "launcher.array_parallelism=4", sweep=True)
+    sweep = submit("seed=1,2,3", "optim.lr=0.001,1e30", "launcher.array_parallelism=4", sweep=True)
     said = sweep.end(code=1)
     assert re.findall(r"submitted job array \d+ of (\d) jobs", said) == ["6"], said
     assert "--array=0-5%4" in next(sweep.run.glob("slurm/*_submission.sh")).read_text()
@@ -145,7 +145,7 @@ def test_a_sweep_is_one_array(submit, cluster, result):
     seeds = {row["run"]: row["seed"] for row in table(sweep.run / "sweep.csv")}
     assert seeds == dict(zip("012345", "112233"))
     assert "3 completed, 3 failed" in said
-    assert "Invalid learning rate: -1.0" in said
+    assert "optim.lr" in said, "what to lower"
     wait_for(lambda: not cluster.jobs())  # one that has ended is listed for a moment
 
 
