@@ -49,7 +49,7 @@ def test_a_wide_table_leaves_columns_out_and_never_folds_a_number():
     (first,) = (line for line in lines if line.startswith("outputs/a"))
     assert first.split()[-2:] == ["0.12345", "2.34567"]
     assert "file_" in [line.split()[-1] for line in lines[:6]]
-    assert "no room for key_of_number_0" in "\n".join(lines)
+    assert "no room for key_of_number_" in "\n".join(lines)
 
 
 def test_each_epoch_stays_above_the_bar_and_fits_the_line(tmp_path):
