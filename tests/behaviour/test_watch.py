@@ -78,7 +78,7 @@ def test_the_ranks_of_a_run_and_all_cards_of_the_host_are_shown_and_the_run_goes
 
     found = snapshot(exp, *cards, **environment)  # the newest on this host, where others may run, too
     assert str(exp.path("run")) in (found["run"], *found["others"])
-    assert found["ranks"]
+    assert found["ranks"] or found["run"] != str(exp.path("run"))  # another one may be about to begin, or to end
     text = ran(exp, *cards, "task=watch", "run=run", **environment).stdout
     assert "Acme X1" in text
     assert re.search(r"^\s*3 .* idle\b", text, re.MULTILINE)
