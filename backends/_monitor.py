@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
 __all__ = [
-    "ask", "efsmi", "kfd_processes", "number", "nvidia_smi", "parse_efsmi", "parse_nvidia_processes",
+    "MIB", "ask", "efsmi", "kfd_processes", "number", "nvidia_smi", "parse_efsmi", "parse_nvidia_processes",
     "parse_nvidia_smi", "parse_rocm_smi", "processes_with_open", "reading", "rocm_smi", "rows_of_two_lines", "size",
 ]  # fmt: skip
 
@@ -24,7 +24,7 @@ _TIMEOUT_S = 10
 _EFSMI_PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/efsmi", "/opt/tops/bin")  # PATH may lack some of these
 _EFSMI_DEVICE = re.compile(r"/dev/(?:dtu|gcu(?:\d+vid)?)(\d+)")  # T20; S60 and later
 _KFD = Path("/sys/class/kfd/kfd")
-_MIB = 2**20
+MIB = 2**20
 _BUS_ID = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -143,7 +143,7 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
         for key in ("utilization_percent", "temperature_c", "power_w"):
             values[key] = number(cells[key])
         for key in ("memory_used", "memory_total"):
-            values[key] = size(cells[key], _MIB)
+            values[key] = size(cells[key], MIB)
         cards.append(reading(int(cells["index"]), **values))
     return cards
 
@@ -246,7 +246,7 @@ def number(value: Any) -> float | None:
 def size(value: Any, unit: int = 1) -> int | None:
     """Bytes of a size in units of ``unit`` bytes, or with a unit of its own, as ``49120MiB`` and ``32G``."""
     match = re.fullmatch(r"(\d+)(MiB|G|GiB)?", str(value))
-    units = {"MiB": _MIB, "G": 2**30, "GiB": 2**30, None: unit}
+    units = {"MiB": MIB, "G": 2**30, "GiB": 2**30, None: unit}
     return None if match is None else int(match[1]) * units[match[2]]
 
 

@@ -6,16 +6,13 @@ Never run on a card (docs/hardware/hardware.md).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from exp.backends import _monitor
 from exp.backends.accelerator import AcceleratorBackend
 
-from exp.hardware.backend import Capabilities
-
 __all__ = ["MluBackend", "parse_cnmon"]
-
-_MIB = 2**20
 
 
 class MluBackend(AcceleratorBackend):
@@ -27,8 +24,8 @@ class MluBackend(AcceleratorBackend):
     own_type = "mlu"
     imports = ("torch_mlu",)
     visible_variables = ("MLU_VISIBLE_DEVICES",)
-    capabilities = Capabilities(
-        precisions=("fp32", "bf16", "fp16"),
+    capabilities = replace(
+        AcceleratorBackend.capabilities,
         pinned_memory=True,
         reported_env=("MLU_", "CNCL_", "CNNL_", "TORCH_MLU_", "PYTORCH_MLU_ALLOC_CONF", "ENABLE_FALLBACK_TO_CPU"),
     )
@@ -52,8 +49,8 @@ def parse_cnmon(text: str) -> list[dict[str, Any]]:
                 name=head[0][2],
                 bus_id=head[1][0] if ":" in head[1][0] else None,
                 utilization_percent=_monitor.number(head[2][0]),
-                memory_used=_monitor.size(sizes[0], _MIB) if sizes else None,
-                memory_total=_monitor.size(sizes[1], _MIB) if len(sizes) > 1 else None,
+                memory_used=_monitor.size(sizes[0], _monitor.MIB) if sizes else None,
+                memory_total=_monitor.size(sizes[1], _monitor.MIB) if len(sizes) > 1 else None,
                 temperature_c=_monitor.number(temperature and temperature[1]),
                 power_w=_monitor.number(power and power[1]),
                 processes=[process for card, process in users if card == index],

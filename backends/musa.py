@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from dataclasses import replace
 from typing import Any, Callable
 
 from exp.backends import _monitor, _probe
 from exp.backends.accelerator import AcceleratorBackend
-
-from exp.hardware.backend import Capabilities
 
 __all__ = ["MusaBackend"]
 
@@ -29,8 +28,8 @@ class MusaBackend(AcceleratorBackend):
     own_type = "musa"
     imports = ("torch_musa",)
     visible_variables = (_VISIBLE,)
-    capabilities = Capabilities(
-        precisions=("fp32", "bf16", "fp16"),
+    capabilities = replace(
+        AcceleratorBackend.capabilities,
         pinned_memory=True,
         reported_env=("MUSA_", "MCCL_", "MUDNN_", "PYTORCH_MUSA_ALLOC_CONF", "TORCH_USE_MUSA_DOUBLE_CAST"),
     )

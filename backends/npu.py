@@ -9,19 +9,17 @@ import contextlib
 import importlib
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
 from exp.backends import _monitor, _probe
 from exp.backends.accelerator import AcceleratorBackend
-
-from exp.hardware.backend import Capabilities
 
 __all__ = ["NpuBackend", "parse_npu_smi"]
 
 _VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _LIBRARY = ("libascend_hal.so", (), "drvGetDevNum")
 _EXIT_MODULES = ("torch_npu._init.core.runtime_lifecycle", "torch_npu")  # 2.14; older releases
-_MIB = 2**20
 
 
 class NpuBackend(AcceleratorBackend):
@@ -30,8 +28,8 @@ class NpuBackend(AcceleratorBackend):
     own_type = "npu"
     imports = ("torch_npu",)
     visible_variables = (_VISIBLE,)
-    capabilities = Capabilities(
-        precisions=("fp32", "bf16", "fp16"),
+    capabilities = replace(
+        AcceleratorBackend.capabilities,
         pinned_memory=True,
         reported_env=("ASCEND_", "HCCL_", "PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE"),
     )
@@ -78,8 +76,8 @@ def parse_npu_smi(text: str) -> list[dict[str, Any]]:
                 name=" ".join(head[0][1:]),
                 bus_id=body[1][0],
                 utilization_percent=_monitor.number(busy),
-                memory_used=_monitor.size(used, _MIB),
-                memory_total=_monitor.size(total, _MIB),
+                memory_used=_monitor.size(used, _monitor.MIB),
+                memory_total=_monitor.size(total, _monitor.MIB),
                 power_w=_monitor.number(head[2][0]),
                 temperature_c=_monitor.number(head[2][1]) if len(head[2]) > 1 else None,
                 state=head[1][0],

@@ -8,12 +8,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+from dataclasses import replace
 from typing import Any, Callable
 
 from exp.backends import _monitor, _probe
 from exp.backends.accelerator import AcceleratorBackend, is_built_in
-
-from exp.hardware.backend import Capabilities
 
 __all__ = ["XpuBackend"]
 
@@ -28,8 +27,8 @@ class XpuBackend(AcceleratorBackend):
 
     own_type = "xpu"
     visible_variables = (_MASK,)
-    capabilities = Capabilities(
-        precisions=("fp32", "bf16", "fp16"),
+    capabilities = replace(
+        AcceleratorBackend.capabilities,
         pinned_memory=True,
         reported_env=("ZE_", "SYCL_", "ONEAPI_", "CCL_", "UR_"),
     )
