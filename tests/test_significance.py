@@ -1,4 +1,4 @@
-"""Tests over seeds and samples: figures of textbooks, and how often each finds a difference that is none."""
+"""Tests over seeds and samples: textbook values, and how often each reports a difference where there is none."""
 
 import numpy as np
 import pytest

@@ -125,9 +125,8 @@ class Trainer(RunnerInterface):
         start_epoch, end_step = (getattr(bare, name, None) for name in ("start_epoch", "end_step"))  # not MMEngine's
         if self.world_size > 1 and end_step is not None:
             collectives = self.backend.collectives
-            bare.all_reduce = lambda value: collectives.all_reduce(
-                value
-            )  # a function, which a copy of the model shares
+            # A function, which a copy of the model shares; a bound method would be copied with its object.
+            bare.all_reduce = lambda value: collectives.all_reduce(value)
         while not loop.finished and not loop.stop_training:
             self.call_hook("before_train_epoch")
             if start_epoch is not None:

@@ -14,7 +14,7 @@ from exp.errors import ConfigError, DataError, UnavailableError, nearest
 
 
 class Peer(abc.ABC):
-    """A forecaster that is none of exp's, such as one of another library or one that was trained elsewhere.
+    """A forecaster from outside exp: one of another library, or one that was trained elsewhere.
 
     ``task.peers={<name>: {_target_: <path of a subclass>, <arguments of its constructor>}}`` adds it to a backtest.
     Both methods get a table with a row for each series and row of the file up to an origin, that row included:

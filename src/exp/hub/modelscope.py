@@ -45,9 +45,9 @@ def find_cached(source: Source) -> Path | None:
         UnavailableError: modelscope_hub is not installed.
     """
     library = _library(source.name)
+    hub = library.HubApi()
 
     def find(name: str) -> Path:
-        hub = library.HubApi()
         return Path(
             hub.download_file(source.repository, "model", name, revision=source.revision, local_files_only=True)
         )
